@@ -1,0 +1,474 @@
+//! The thread that talks to the store: mailbox and loop.
+//!
+//! Everything that this process does with a name goes through the name's [`Slot`], so that it is in order. What a slot wants
+//! of the store is collected at the [`Desk`] while calls are under way, and travels together in the next one.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc as blocking};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::event::{Events, Reporter, Subscribe};
+use crate::guard::Held;
+use crate::record::{LeaseId, Name};
+use crate::store::{About, Change, Store};
+
+mod calls;
+mod claims;
+mod closing;
+mod releases;
+mod terms;
+
+use calls::Done;
+use claims::Waiter;
+pub(crate) use claims::{Answer, Request, Wait};
+use closing::Closing;
+pub use closing::Unreleased;
+use releases::End;
+use terms::Term;
+
+/// How long connecting may take.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a call to the store may take; above every store's own statement limit.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(5);
+/// The runtime's timers stand still while the machine sleeps, so the clock is looked at this often.
+const RECHECK: Duration = Duration::from_millis(250);
+/// How long the last handle to go waits for releases: more would make an ordinary exit hang on a dead store.
+const PARTING: Duration = Duration::from_secs(1);
+
+/// One acquire within this process, from the request to the end of its term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+/// A call under way.
+type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What the handles say to the engine.
+pub(crate) enum Message {
+    Acquire(Box<Request>),
+    Withdraw {
+        name: Name,
+        ticket: Ticket,
+    },
+    Release {
+        held: Arc<Held>,
+        reply: Option<oneshot::Sender<Result<()>>>,
+    },
+    Holding(oneshot::Sender<Vec<Arc<Held>>>),
+    /// Anything else that is asked of the store, such as a list: run on this thread, out of order.
+    Call(Box<dyn FnOnce(Arc<dyn Store>) -> Running + Send>),
+    Shutdown {
+        within: Duration,
+        reply: oneshot::Sender<Vec<Unreleased>>,
+    },
+    Part(blocking::Sender<()>),
+}
+
+/// What all handles of one engine share; the last to go waits for the releases that are under way.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    mailbox: mpsc::UnboundedSender<Message>,
+    tickets: AtomicU64,
+    events: Subscribe,
+    pub owner: Arc<str>,
+    pub about: About,
+}
+
+impl Shared {
+    /// A message to an engine that has ended is dropped, and with it its reply: the asker sees `Closed`.
+    pub fn send(&self, message: Message) {
+        let _ = self.mailbox.send(message);
+    }
+
+    pub fn ticket(&self) -> Ticket {
+        Ticket(self.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn events(&self) -> Events {
+        self.events.subscribe()
+    }
+
+    /// Runs a call to the store on the engine's thread.
+    pub async fn call<T, F>(
+        &self,
+        limit: Duration,
+        call: impl FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let store = self.about.store;
+        self.send(Message::Call(Box::new(move |to| {
+            Box::pin(async move {
+                let result = timeout(limit, call(to)).await.unwrap_or_else(|_| Err(calls::late(store, limit)));
+                let _ = reply.send(result);
+            })
+        })));
+        answer.await.unwrap_or(Err(Error::Closed))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let (done, wait) = blocking::channel();
+        self.send(Message::Part(done));
+        // An error is an engine that has ended; nothing is left to wait for.
+        let _ = wait.recv_timeout(PARTING);
+    }
+}
+
+/// An engine whose store is being opened.
+pub(crate) struct Starting {
+    opened: oneshot::Receiver<Result<Opened>>,
+    owner: Arc<str>,
+    about: About,
+}
+
+/// The handles' end of a running engine.
+struct Opened {
+    mailbox: mpsc::UnboundedSender<Message>,
+    events: Subscribe,
+}
+
+impl Starting {
+    pub fn new(store: Arc<dyn Store>, owner: Arc<str>) -> Self {
+        let (answer, opened) = oneshot::channel();
+        let starting = Self { opened, owner: owner.clone(), about: store.about() };
+        let spawned = std::thread::Builder::new().name("tenure".into()).spawn(|| engine_thread(store, owner, answer));
+        // Without a thread `answer` is dropped, and whoever waits for it sees `Closed`.
+        if let Err(error) = spawned {
+            tracing::error!(target: "tenure::loss", %error, "no thread for the engine");
+        }
+        starting
+    }
+
+    pub async fn ready(self) -> Result<Shared> {
+        Ok(Self::shared(self.opened.await.unwrap_or(Err(Error::Closed))?, self.owner, self.about))
+    }
+
+    pub fn ready_blocking(self) -> Result<Shared> {
+        Ok(Self::shared(self.opened.blocking_recv().unwrap_or(Err(Error::Closed))?, self.owner, self.about))
+    }
+
+    fn shared(Opened { mailbox, events }: Opened, owner: Arc<str>, about: About) -> Shared {
+        Shared { mailbox, tickets: AtomicU64::new(0), events, owner, about }
+    }
+}
+
+fn engine_thread(store: Arc<dyn Store>, owner: Arc<str>, answer: oneshot::Sender<Result<Opened>>) {
+    let about = store.about();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return drop(answer.send(Err(Error::permanent(about.store, error)))),
+    };
+    runtime.block_on(async {
+        let hints = match timeout(OPEN_LIMIT, open(&*store)).await {
+            Ok(Ok(hints)) => hints,
+            Ok(Err(error)) => return drop(answer.send(Err(error))),
+            Err(_) => return drop(answer.send(Err(calls::late(about.store, OPEN_LIMIT)))),
+        };
+        let (mailbox, messages) = mpsc::unbounded_channel();
+        let (report, events) = Reporter::new(about.store, owner.clone());
+        // If the asker is gone, so is the mailbox, and the engine ends at once.
+        let _ = answer.send(Ok(Opened { mailbox, events }));
+        Engine::new(store, Desk::new(about, owner, report)).run(messages, hints).await;
+    });
+    // What is still under way may be a call that hangs.
+    runtime.shutdown_background();
+}
+
+/// Opens the store; its hints, if it has any, arrive on the channel.
+async fn open(store: &dyn Store) -> Result<mpsc::UnboundedReceiver<Change>> {
+    store.open().await?;
+    let (hint, hints) = mpsc::unbounded_channel();
+    if let Some(mut changes) = store.changes().await? {
+        tokio::spawn(async move { while hint.send(changes.next().await).is_ok() {} });
+    }
+    Ok(hints)
+}
+
+/// What slots work with: the time, what they want of the store, when they want to be looked at.
+struct Desk {
+    now: Moment,
+    about: About,
+    owner: Arc<str>,
+    report: Reporter,
+    to_claim: VecDeque<Name>,
+    to_release: VecDeque<Name>,
+    /// When to look at a name again.
+    alarms: BTreeSet<(Moment, Name)>,
+    /// When to renew a name.
+    due: BTreeSet<(Moment, Name)>,
+    closing: bool,
+    unreleased: Vec<Unreleased>,
+}
+
+impl Desk {
+    fn new(about: About, owner: Arc<str>, report: Reporter) -> Self {
+        Self {
+            now: Moment::now(),
+            about,
+            owner,
+            report,
+            to_claim: VecDeque::new(),
+            to_release: VecDeque::new(),
+            alarms: BTreeSet::new(),
+            due: BTreeSet::new(),
+            closing: false,
+            unreleased: Vec::new(),
+        }
+    }
+
+    /// The wait before try number `failures + 1`: doubling from `least` to `most`, with jitter, so that processes
+    /// that failed together do not come back together.
+    fn backoff(&self, failures: u32, least: Duration, most: Duration) -> Moment {
+        self.now + jittered((least * 2u32.pow(failures.min(16))).min(most))
+    }
+}
+
+/// Between half of it and all of it.
+fn jittered(time: Duration) -> Duration {
+    let random = getrandom::u32().expect("the operating system has random numbers");
+    time.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
+}
+
+/// What is under way for a name; nothing else is sent for it until the answer is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Under {
+    /// A claim for this asker; `unsure` if an earlier attempt with its lease is of unknown outcome.
+    Claim {
+        ticket: Ticket,
+        unsure: bool,
+    },
+    Renew,
+    Release(LeaseId),
+}
+
+/// Everything that this process does with one name.
+struct Slot {
+    name: Name,
+    /// First come, first served; only the first talks to the store.
+    waiters: VecDeque<Waiter>,
+    term: Option<Term>,
+    ends: Vec<End>,
+    under: Option<Under>,
+    /// Stands in one of the desk's queues.
+    queued: bool,
+    /// No claim before this.
+    claim_at: Option<Moment>,
+    /// A hint came while a claim was under way: its answer may be from before.
+    hinted: bool,
+    alarm: Option<Moment>,
+    due: Option<Moment>,
+}
+
+impl Slot {
+    fn new(name: Name) -> Self {
+        Self {
+            name,
+            waiters: VecDeque::new(),
+            term: None,
+            ends: Vec::new(),
+            under: None,
+            queued: false,
+            claim_at: None,
+            hinted: false,
+            alarm: None,
+            due: None,
+        }
+    }
+
+    /// Brings the slot in line with the time, and puts what it wants next on the desk.
+    fn settle(&mut self, desk: &mut Desk) {
+        self.watch_term(desk);
+        self.give_up_ends(desk);
+        self.time_out_waiters(desk);
+        if self.under.is_none() && !self.queued {
+            self.queue(desk);
+        }
+        self.set_alarms(desk);
+    }
+
+    fn queue(&mut self, desk: &mut Desk) {
+        let queue = if self.ready_end(desk.now).is_some() {
+            &mut desk.to_release
+        } else if self.wants_claim(desk.now) {
+            &mut desk.to_claim
+        } else {
+            return;
+        };
+        queue.push_back(self.name.clone());
+        self.queued = true;
+    }
+
+    fn set_alarms(&mut self, desk: &mut Desk) {
+        let times = [self.term_alarm(), self.ends_alarm(desk.now), self.waiters_alarm(desk.now)];
+        set_alarm(&mut desk.alarms, &mut self.alarm, times.into_iter().flatten().min(), &self.name);
+        let due = if self.under.is_none() { self.term.as_ref().and_then(Term::due) } else { None };
+        set_alarm(&mut desk.due, &mut self.due, due, &self.name);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiters.is_empty() && self.term.is_none() && self.ends.is_empty() && self.under.is_none()
+    }
+
+    /// The name may have become free.
+    fn hint(&mut self) {
+        self.claim_at = None;
+        self.hinted = true;
+    }
+}
+
+fn set_alarm(alarms: &mut BTreeSet<(Moment, Name)>, current: &mut Option<Moment>, wanted: Option<Moment>, name: &Name) {
+    if *current == wanted {
+        return;
+    }
+    if let Some(moment) = current.take() {
+        alarms.remove(&(moment, name.clone()));
+    }
+    if let Some(moment) = wanted {
+        alarms.insert((moment, name.clone()));
+    }
+    *current = wanted;
+}
+
+struct Engine {
+    store: Arc<dyn Store>,
+    desk: Desk,
+    slots: HashMap<Name, Slot>,
+    calls: JoinSet<Option<Done>>,
+    claiming: usize,
+    releasing: usize,
+    renewing: bool,
+    closing: Option<Closing>,
+}
+
+impl Engine {
+    fn new(store: Arc<dyn Store>, desk: Desk) -> Self {
+        Self {
+            store,
+            desk,
+            slots: HashMap::new(),
+            calls: JoinSet::new(),
+            claiming: 0,
+            releasing: 0,
+            renewing: false,
+            closing: None,
+        }
+    }
+
+    async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>, mut hints: mpsc::UnboundedReceiver<Change>) {
+        let mut mail = Vec::new();
+        while !self.is_over() {
+            let wake = self.next_wake();
+            tokio::select! {
+                received = messages.recv_many(&mut mail, 4096), if !messages.is_closed() || !messages.is_empty() => {
+                    if received == 0 { self.part(None) }
+                }
+                Some(done) = self.calls.join_next() => self.finish(done),
+                Some(hint) = hints.recv() => self.take_hint(hint),
+                () = sleep(wake.unwrap_or(RECHECK)), if wake.is_some() => {}
+                else => return,
+            }
+            self.desk.now = Moment::now();
+            for message in mail.drain(..) {
+                self.take(message);
+            }
+            // All that has arrived by now travels in the next calls together.
+            while let Some(done) = self.calls.try_join_next() {
+                self.finish(done);
+            }
+            while let Ok(hint) = hints.try_recv() {
+                self.take_hint(hint);
+            }
+            self.ring_alarms();
+            self.go_on_closing();
+            self.send_calls();
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Acquire(request) => self.with(request.name.clone(), |slot, desk| slot.ask(*request, desk)),
+            Message::Withdraw { name, ticket } => self.with(name, |slot, desk| slot.withdraw(ticket, desk)),
+            Message::Release { held, reply } => {
+                self.with(held.name.clone(), |slot, desk| slot.release(&held, reply, desk));
+            }
+            Message::Holding(reply) => drop(reply.send(self.holding())),
+            Message::Call(call) => {
+                let call = call(self.store.clone());
+                self.calls.spawn(async {
+                    call.await;
+                    None
+                });
+            }
+            Message::Shutdown { within, reply } => self.shut_down(within, reply),
+            Message::Part(done) => self.part(Some(done)),
+        }
+    }
+
+    /// Does something with a name's slot, and settles it.
+    fn with(&mut self, name: Name, act: impl FnOnce(&mut Slot, &mut Desk)) {
+        let slot = self.slots.entry(name).or_insert_with_key(|name| Slot::new(name.clone()));
+        act(slot, &mut self.desk);
+        slot.settle(&mut self.desk);
+        if slot.is_idle() && !slot.queued {
+            let name = slot.name.clone();
+            self.slots.remove(&name);
+        }
+    }
+
+    fn finish(&mut self, done: Result<Option<Done>, tokio::task::JoinError>) {
+        match done {
+            Ok(Some(done)) => self.answered(done),
+            Ok(None) => {}
+            // A store that panics leaves nobody who knows what is held: the engine ends, and every guard is lost.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    fn take_hint(&mut self, hint: Change) {
+        match hint {
+            Change::Freed(name) if self.slots.contains_key(&name) => self.with(name, |slot, _| slot.hint()),
+            Change::Freed(_) => {}
+            Change::LostTrack => self.with_all(|slot, _| slot.hint()),
+        }
+    }
+
+    fn with_all(&mut self, mut act: impl FnMut(&mut Slot, &mut Desk)) {
+        for name in self.slots.keys().cloned().collect::<Vec<_>>() {
+            self.with(name, &mut act);
+        }
+    }
+
+    fn ring_alarms(&mut self) {
+        while let Some((at, name)) = self.desk.alarms.first()
+            && *at <= self.desk.now
+        {
+            let name = name.clone();
+            // Unset, so that a slot that still wants it puts it up again.
+            self.with(name, |slot, desk| set_alarm(&mut desk.alarms, &mut slot.alarm, None, &slot.name));
+        }
+    }
+
+    fn holding(&self) -> Vec<Arc<Held>> {
+        self.slots.values().filter_map(|slot| slot.term.as_ref()).filter_map(Term::handed).collect()
+    }
+
+    fn next_wake(&self) -> Option<Duration> {
+        let alarm = self.desk.alarms.first().map(|(at, _)| *at);
+        let due = self.desk.due.first().map(|(at, _)| *at).filter(|_| !self.renewing);
+        let closing = self.closing.as_ref().and_then(Closing::wake);
+        let first = [alarm, due, closing].into_iter().flatten().min()?;
+        Some((first - Moment::now()).min(RECHECK))
+    }
+}

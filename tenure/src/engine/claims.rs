@@ -1,0 +1,293 @@
+//! Waiters: who asks for a name, in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{Desk, Slot, Ticket, Under, jittered};
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::event::EventKind;
+use crate::guard::Held;
+use crate::options::Plan;
+use crate::record::{LeaseId, Name, Record};
+use crate::store::{Claim, Grant, Outcome};
+
+/// The wait before a claim that failed is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Waiters come back this much after the holder's time is up, each at another moment.
+const AFTER_EXPIRY: Duration = Duration::from_millis(20);
+
+/// An acquire, as it arrives.
+pub(crate) struct Request {
+    pub name: Name,
+    pub ticket: Ticket,
+    pub plan: Plan,
+    pub wait: Wait,
+    pub reply: oneshot::Sender<Result<Answer>>,
+}
+
+/// How long an acquire waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// One answer from the store, whatever it is.
+    Once,
+    For(Duration),
+    Forever,
+}
+
+/// What an acquire gets.
+pub(crate) enum Answer {
+    Granted(Arc<Held>),
+    /// Somebody has it; only for [`Wait::Once`].
+    Busy(Option<Box<Record>>),
+}
+
+/// An acquire that waits its turn.
+pub(super) struct Waiter {
+    pub ticket: Ticket,
+    pub plan: Plan,
+    pub lease: LeaseId,
+    reply: oneshot::Sender<Result<Answer>>,
+    wait: Wait,
+    asked: Moment,
+    contended: bool,
+    holder: Option<Box<Record>>,
+    /// The last attempt failed; since when attempts have, and how often.
+    failing: Option<(Error, Moment, u32)>,
+    /// An attempt with this lease, of unknown outcome, may still be granted until then.
+    pub unsure_until: Option<Moment>,
+}
+
+impl Waiter {
+    fn new(request: Request, now: Moment) -> Self {
+        Self {
+            ticket: request.ticket,
+            plan: request.plan,
+            lease: LeaseId::random(),
+            reply: request.reply,
+            wait: request.wait,
+            asked: now,
+            contended: false,
+            holder: None,
+            failing: None,
+            unsure_until: None,
+        }
+    }
+
+    /// Failures are ridden out for a while: a store that restarts is back soon.
+    fn patience(&self) -> Duration {
+        match self.wait {
+            Wait::Once => super::CALL_LIMIT,
+            Wait::For(wait) => wait,
+            Wait::Forever => self.plan.ttl.get(),
+        }
+    }
+
+    fn gives_up_at(&self) -> Option<Moment> {
+        match self.wait {
+            Wait::For(wait) => Some(self.asked + wait),
+            Wait::Once | Wait::Forever => None,
+        }
+    }
+
+    /// A dropped receiver has sent, or will send, its withdrawal.
+    fn answer(self, answer: Result<Answer>) {
+        let _ = self.reply.send(answer);
+    }
+
+    pub fn grant(self, held: Arc<Held>) {
+        self.answer(Ok(Answer::Granted(held)));
+    }
+
+    /// A fresh attempt, after the name was granted too late.
+    pub fn with_new_lease(mut self) -> Self {
+        self.lease = LeaseId::random();
+        self.unsure_until = None;
+        self
+    }
+}
+
+impl Slot {
+    pub(super) fn ask(&mut self, request: Request, desk: &mut Desk) {
+        let waiter = Waiter::new(request, desk.now);
+        if desk.closing {
+            waiter.answer(Err(Error::Closed));
+        } else if let Some(term) = &self.term {
+            let record = term.record(&self.name, &desk.owner);
+            self.wait_for_ourselves(waiter, record, desk);
+        } else {
+            if waiter.wait == Wait::Once {
+                self.claim_at = None;
+            }
+            self.waiters.push_back(waiter);
+        }
+    }
+
+    /// The name is this process's own.
+    fn wait_for_ourselves(&mut self, mut waiter: Waiter, record: Record, desk: &Desk) {
+        if waiter.plan.refuse_reentry {
+            return waiter.answer(Err(Error::AlreadyHeld { name: self.name.clone() }));
+        }
+        if !std::mem::replace(&mut waiter.contended, true) {
+            desk.report.report(&self.name, None, EventKind::Contended(Some(record.owner.clone())));
+        }
+        let record = Some(Box::new(record));
+        if waiter.wait == Wait::Once {
+            waiter.answer(Ok(Answer::Busy(record)));
+        } else {
+            waiter.holder = record;
+            self.waiters.push_back(waiter);
+        }
+    }
+
+    /// The asker is gone: what it asked for, or got, is given back.
+    pub(super) fn withdraw(&mut self, ticket: Ticket, desk: &Desk) {
+        if let Some(index) = self.waiters.iter().position(|waiter| waiter.ticket == ticket) {
+            self.remove_waiter(index, desk);
+        } else {
+            self.give_back(ticket, desk);
+        }
+    }
+
+    /// Takes a waiter out of the queue. A claim under way is followed up when it is answered, one of unknown
+    /// outcome at once.
+    fn remove_waiter(&mut self, index: usize, desk: &Desk) -> Waiter {
+        let waiter = self.waiters.remove(index).expect("the index was found in the queue");
+        if !self.is_claiming_for(&waiter) && waiter.unsure_until.is_some() {
+            self.end_orphan(waiter.lease, None, waiter.plan.ttl, desk);
+        }
+        waiter
+    }
+
+    fn is_claiming_for(&self, waiter: &Waiter) -> bool {
+        matches!(self.under, Some(Under::Claim { ticket, .. }) if ticket == waiter.ticket)
+    }
+
+    pub(super) fn wants_claim(&self, now: Moment) -> bool {
+        self.term.is_none()
+            && !self.waiters.is_empty()
+            && !self.is_releasing(now)
+            && self.claim_at.is_none_or(|moment| moment <= now)
+    }
+
+    pub(super) fn send_claim(&mut self, desk: &mut Desk) -> Option<Claim> {
+        if !self.wants_claim(desk.now) {
+            return None;
+        }
+        let first = self.waiters.front()?;
+        self.under = Some(Under::Claim { ticket: first.ticket, unsure: first.unsure_until.is_some() });
+        self.hinted = false;
+        Some(Claim {
+            name: self.name.clone(),
+            lease: first.lease,
+            owner: desk.owner.clone(),
+            ttl: first.plan.ttl,
+            grace: first.plan.grace,
+            data: first.plan.data.clone(),
+            waits: first.wait != Wait::Once,
+        })
+    }
+
+    pub(super) fn claimed(&mut self, claim: &Claim, sent: Moment, answer: Result<Outcome>, desk: &mut Desk) {
+        let wanted = self.waiters.front().is_some_and(|first| self.is_claiming_for(first));
+        let unsure = matches!(self.under.take(), Some(Under::Claim { unsure: true, .. }));
+        match answer {
+            Ok(Outcome::Granted(grant)) if wanted => self.granted(grant, sent, desk),
+            Ok(Outcome::Granted(grant)) => self.end_orphan(claim.lease, Some(grant.token), claim.ttl, desk),
+            Err(error) if wanted => self.claim_failed(error, desk),
+            Err(_) => self.end_orphan(claim.lease, None, claim.ttl, desk),
+            Ok(Outcome::Busy(record)) => {
+                self.refused(wanted, record, sent, desk);
+                if !wanted && unsure {
+                    self.end_orphan(claim.lease, None, claim.ttl, desk);
+                }
+            }
+        }
+    }
+
+    fn granted(&mut self, grant: Grant, sent: Moment, desk: &mut Desk) {
+        let waiter = self.waiters.pop_front().expect("the claim's asker is the first in the queue");
+        self.start_term(waiter, grant, sent, desk);
+    }
+
+    /// The name is this process's now: those who would not wait for it are answered.
+    pub(super) fn answer_the_impatient(&mut self, record: &Record, desk: &Desk) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            self.wait_for_ourselves(waiter, record.clone(), desk);
+        }
+    }
+
+    fn refused(&mut self, wanted: bool, record: Option<Box<Record>>, sent: Moment, desk: &mut Desk) {
+        if let Some(first) = self.waiters.front_mut().filter(|_| wanted) {
+            first.failing = None;
+            if !std::mem::replace(&mut first.contended, true) {
+                let owner = record.as_ref().map(|record| record.owner.clone());
+                desk.report.report(&self.name, None, EventKind::Contended(owner));
+            }
+        }
+        self.claim_at = (!std::mem::take(&mut self.hinted)).then(|| next_look(record.as_deref(), desk));
+        let mut index = 0;
+        while let Some(waiter) = self.waiters.get_mut(index) {
+            match waiter.wait {
+                Wait::Once if waiter.asked <= sent => {
+                    self.remove_waiter(index, desk).answer(Ok(Answer::Busy(record.clone())));
+                    continue;
+                }
+                // It asked after the claim was sent, so this answer may be too old for it.
+                Wait::Once => self.claim_at = None,
+                _ => waiter.holder.clone_from(&record),
+            }
+            index += 1;
+        }
+    }
+
+    fn claim_failed(&mut self, error: Error, desk: &mut Desk) {
+        let first = self.waiters.front_mut().expect("the claim's asker is the first in the queue");
+        first.unsure_until = Some(desk.now + desk.about.statement_limit);
+        let (since, failures) = first.failing.as_ref().map_or((desk.now, 0), |(_, since, count)| (*since, *count));
+        let hopeless = !error.is_transient() || desk.now - since >= first.patience();
+        if hopeless {
+            return self.remove_waiter(0, desk).answer(Err(error));
+        }
+        first.failing = Some((error, since, failures + 1));
+        self.claim_at = Some(desk.backoff(failures, RETRY.0, RETRY.1));
+    }
+
+    pub(super) fn time_out_waiters(&mut self, desk: &Desk) {
+        let due = |waiter: &Waiter| waiter.gives_up_at().is_some_and(|moment| moment <= desk.now);
+        while let Some(index) = self.waiters.iter().position(due) {
+            let mut waiter = self.remove_waiter(index, desk);
+            let error = match (waiter.failing.take(), waiter.wait) {
+                (Some((error, ..)), _) => error,
+                (None, Wait::For(waited)) => {
+                    Error::TimedOut { name: self.name.clone(), waited, holder: waiter.holder.take() }
+                }
+                (None, _) => unreachable!("only a waiter with a limit is due"),
+            };
+            waiter.answer(Err(error));
+        }
+    }
+
+    /// When the queue wants to be looked at: for a waiter that gives up, or for the next claim.
+    pub(super) fn waiters_alarm(&self, now: Moment) -> Option<Moment> {
+        let give_up = self.waiters.iter().filter_map(Waiter::gives_up_at).min();
+        let claim = self.claim_at.filter(|moment| *moment > now && !self.waiters.is_empty());
+        give_up.into_iter().chain(claim).min()
+    }
+
+    /// Every waiter is turned away: the engine closes.
+    pub(super) fn turn_away(&mut self, desk: &Desk) {
+        while !self.waiters.is_empty() {
+            self.remove_waiter(0, desk).answer(Err(Error::Closed));
+        }
+    }
+}
+
+/// When the holder's time is up, and at the latest after the store's own interval.
+fn next_look(record: Option<&Record>, desk: &Desk) -> Moment {
+    let poll = jittered(desk.about.poll);
+    let expiry = record.map(|record| record.remaining + record.grace + jittered(AFTER_EXPIRY));
+    desk.now + expiry.map_or(poll, |expiry| expiry.min(poll))
+}

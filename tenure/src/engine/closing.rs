@@ -1,0 +1,101 @@
+//! The engine's end: asked for by `shutdown`, or because nobody is left to ask for anything.
+
+use std::sync::mpsc as blocking;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{CALL_LIMIT, Engine};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::guard::{Status, Why};
+use crate::record::{Name, Token};
+
+/// A name that a shutdown could not release; it is free when its term has run out.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Unreleased {
+    /// The name.
+    pub name: Name,
+    /// The term's token.
+    pub token: Token,
+    /// Why not.
+    pub error: Error,
+}
+
+/// How far the end has come.
+pub(super) struct Closing {
+    /// Holders have until then; `None` once what they left was taken from them, or if there are no holders.
+    holders_until: Option<Moment>,
+    /// Releases have until then.
+    until: Option<Moment>,
+    replies: Vec<oneshot::Sender<Vec<Unreleased>>>,
+    parting: Vec<blocking::Sender<()>>,
+}
+
+impl Closing {
+    pub fn wake(&self) -> Option<Moment> {
+        self.holders_until.or(self.until)
+    }
+}
+
+impl Engine {
+    /// No new acquires; holders are told, and have until `within` to release.
+    pub(super) fn shut_down(&mut self, within: Duration, reply: oneshot::Sender<Vec<Unreleased>>) {
+        let holders_until = Some(self.desk.now + within);
+        self.close(Closing { holders_until, until: None, replies: vec![reply], parting: Vec::new() });
+        self.with_all(|slot, _| {
+            if let Some(term) = &slot.term {
+                term.held.tell(Status::Closing);
+            }
+        });
+    }
+
+    /// No handle is left, so no holder either: only releases are still under way.
+    pub(super) fn part(&mut self, done: Option<blocking::Sender<()>>) {
+        let parting = done.into_iter().collect();
+        self.close(Closing { holders_until: None, until: None, replies: Vec::new(), parting });
+    }
+
+    /// The first wish sets the times; those that come later wait with it.
+    fn close(&mut self, wish: Closing) {
+        self.desk.closing = true;
+        match &mut self.closing {
+            Some(closing) => {
+                closing.replies.extend(wish.replies);
+                closing.parting.extend(wish.parting);
+            }
+            None => self.closing = Some(wish),
+        }
+        self.with_all(|slot, desk| slot.turn_away(desk));
+    }
+
+    /// When the holders' time is up, takes what they have left.
+    pub(super) fn go_on_closing(&mut self) {
+        let now = self.desk.now;
+        let Some(closing) = &mut self.closing else { return };
+        if closing.holders_until.take_if(|until| *until <= now).is_some() {
+            closing.until = Some(now + CALL_LIMIT);
+            self.with_all(|slot, desk| {
+                if let Some(held) = slot.term.as_ref().map(|term| term.held.clone()) {
+                    held.tell(Status::Lost(held.lost_for(Why::Closed)));
+                    slot.release(&held, None, desk);
+                }
+            });
+        }
+    }
+
+    /// Whether all is done, or can wait no longer. Then those who asked for the end are told.
+    pub(super) fn is_over(&mut self) -> bool {
+        let now = self.desk.now;
+        let late = |closing: &mut Closing| closing.until.is_some_and(|until| until <= now);
+        let done = self.slots.is_empty();
+        let Some(closing) = self.closing.take_if(|closing| done || late(closing)) else { return false };
+        let mut unreleased = std::mem::take(&mut self.desk.unreleased);
+        unreleased.extend(self.slots.values().flat_map(|slot| slot.unreleased(&self.desk)));
+        for reply in closing.replies {
+            let _ = reply.send(unreleased.clone());
+        }
+        true
+    }
+}

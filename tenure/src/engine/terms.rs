@@ -1,0 +1,287 @@
+//! Terms: what this process holds, renewed in batches until it is released or lost.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::{Desk, Engine, Slot, Ticket, Under};
+use crate::clock::Moment;
+use crate::engine::claims::Waiter;
+use crate::error::{Error, Result};
+use crate::event::EventKind;
+use crate::guard::{Held, Status, Why};
+use crate::options::Plan;
+use crate::record::{LeaseId, Name, Record, Token};
+use crate::store::{Gone, Grant, Renewal, Renewed};
+
+/// A term in the making, held, or told to end.
+pub(super) struct Term {
+    pub held: Arc<Held>,
+    pub lease: LeaseId,
+    pub first: Token,
+    pub unsure_until: Option<Moment>,
+    plan: Plan,
+    began: Moment,
+    rotated: Moment,
+    /// When to renew; not at all once the holder was told to end.
+    due: Option<Moment>,
+    failures: u32,
+    error: Option<Error>,
+    at_risk: bool,
+    /// Its grant was slow: handed out only once renewed.
+    pending: Option<Box<Waiter>>,
+}
+
+impl Term {
+    pub fn due(&self) -> Option<Moment> {
+        self.due
+    }
+
+    /// What the holder has of it, once it was handed out.
+    pub fn handed(&self) -> Option<Arc<Held>> {
+        self.pending.is_none().then(|| self.held.clone())
+    }
+
+    /// As the store would list it, by this machine's clock.
+    pub fn record(&self, name: &Name, owner: &str) -> Record {
+        let (held_for, remaining) = (Moment::now() - self.began, self.held.deadline().remaining());
+        let now = SystemTime::now();
+        Record {
+            name: name.clone(),
+            owner: owner.into(),
+            lease: self.lease,
+            first: self.first,
+            token: self.held.token(),
+            acquired_at: now - held_for,
+            renewed_at: now - self.plan.ttl.get().saturating_sub(remaining),
+            expires_at: now + remaining,
+            held_for,
+            remaining,
+            grace: self.plan.grace,
+            data: self.plan.data.as_deref().map(Into::into),
+        }
+    }
+
+    /// When to tell that it has lasted too long, while that is to come.
+    fn ends_at(&self) -> Option<Moment> {
+        self.plan.max_hold.filter(|_| !self.was_told_to_end()).map(|max_hold| self.began + max_hold)
+    }
+
+    /// When to tell that it is at risk, while that is to come.
+    fn at_risk_at(&self) -> Option<Moment> {
+        let failing = self.error.is_some() && !self.at_risk && !self.was_told_to_end();
+        failing.then(|| self.held.deadline() - self.plan.ttl.get() / 2)
+    }
+
+    fn was_told_to_end(&self) -> bool {
+        self.due.is_none()
+    }
+}
+
+/// If the engine dies, so do its terms, and their holders hear of it.
+impl Drop for Term {
+    fn drop(&mut self) {
+        self.held.tell(Status::Lost(self.held.lost_for(Why::Closed)));
+    }
+}
+
+fn deadline(plan: &Plan, grant: Grant, sent: Moment) -> Moment {
+    grant.since.unwrap_or(sent).min(sent) + plan.ttl.get() - plan.ttl.margin()
+}
+
+impl Slot {
+    /// A claim was granted. If its answer was slow it is renewed first; if it came too late, claimed afresh.
+    pub(super) fn start_term(&mut self, waiter: Waiter, grant: Grant, sent: Moment, desk: &mut Desk) {
+        let plan = waiter.plan.clone();
+        let deadline = deadline(&plan, grant, sent);
+        if deadline <= desk.now {
+            self.end_orphan(waiter.lease, Some(grant.token), plan.ttl, desk);
+            return self.waiters.push_front(waiter.with_new_lease());
+        }
+        let slow = deadline - desk.now < plan.ttl.get() / 2;
+        let term = Term {
+            held: Arc::new(Held::new(self.name.clone(), waiter.ticket, plan.ttl, grant.token, deadline)),
+            lease: waiter.lease,
+            first: grant.token,
+            unsure_until: waiter.unsure_until,
+            began: desk.now,
+            rotated: desk.now,
+            due: Some(if slow { desk.now } else { sent + plan.renew_every }),
+            failures: 0,
+            error: None,
+            at_risk: false,
+            pending: None,
+            plan,
+        };
+        let record = term.record(&self.name, &desk.owner);
+        self.term = Some(term);
+        if slow {
+            self.term_mut().pending = Some(Box::new(waiter))
+        } else {
+            self.hand_out(waiter, desk)
+        }
+        self.answer_the_impatient(&record, desk);
+    }
+
+    fn term_mut(&mut self) -> &mut Term {
+        self.term.as_mut().expect("the slot has a term here")
+    }
+
+    fn hand_out(&mut self, waiter: Waiter, desk: &Desk) {
+        let held = self.term_mut().held.clone();
+        desk.report.report(&self.name, Some(held.token()), EventKind::Acquired);
+        waiter.grant(held);
+    }
+
+    pub(super) fn send_renewal(&mut self, desk: &Desk) -> Option<Renewal> {
+        let term = self.term.as_ref()?;
+        self.under = Some(Under::Renew);
+        let rotate = term.plan.rotate_every.is_some_and(|every| term.rotated + every <= desk.now + every / 8);
+        Some(Renewal { name: self.name.clone(), lease: term.lease, first: term.first, ttl: term.plan.ttl, rotate })
+    }
+
+    pub(super) fn renewed(&mut self, renewal: &Renewal, sent: Moment, answer: Result<Renewed>, desk: &mut Desk) {
+        self.under = None;
+        // Released, or lost by our own clock, while the renewal was under way.
+        let Some(term) = self.term.as_ref().filter(|term| term.lease == renewal.lease && !term.was_told_to_end())
+        else {
+            return;
+        };
+        match answer {
+            Ok(Renewed::Kept(grant)) => self.kept(grant, sent, desk),
+            Ok(Renewed::Gone(gone)) => {
+                let why = why_gone(gone, term.error.clone());
+                self.lose(why, desk);
+            }
+            Err(error) => self.renewal_failed(error, desk),
+        }
+    }
+
+    fn kept(&mut self, grant: Grant, sent: Moment, desk: &Desk) {
+        let term = self.term.as_mut().expect("the renewal's term is there");
+        let before = term.held.token();
+        term.held.extend(grant.token, deadline(&term.plan, grant, sent));
+        term.due = Some(sent + term.plan.renew_every);
+        term.failures = 0;
+        term.error = None;
+        if std::mem::take(&mut term.at_risk) {
+            term.held.tell(if desk.closing { Status::Closing } else { Status::Held });
+        }
+        let token = Some(grant.token);
+        desk.report.report(&self.name, token, EventKind::Renewed);
+        if grant.token != before {
+            term.rotated = desk.now;
+            desk.report.report(&self.name, token, EventKind::TokenRotated(before));
+        }
+        if let Some(waiter) = term.pending.take() {
+            self.hand_out(*waiter, desk);
+        }
+    }
+
+    /// Neither loss nor success: tried again, sooner than usual, until the deadline.
+    fn renewal_failed(&mut self, error: Error, desk: &mut Desk) {
+        let term = self.term.as_mut().expect("the renewal's term is there");
+        desk.report.report(&self.name, Some(term.held.token()), EventKind::RenewalFailed(error.clone()));
+        let interval = term.plan.renew_every;
+        term.due = Some(desk.backoff(term.failures, interval / 8, interval / 2));
+        term.failures += 1;
+        term.error = Some(error);
+    }
+
+    /// What the clock does to a term.
+    pub(super) fn watch_term(&mut self, desk: &mut Desk) {
+        let Some(term) = &mut self.term else { return };
+        if term.held.deadline() <= desk.now {
+            return self.run_out(desk);
+        }
+        if term.ends_at().is_some_and(|moment| moment <= desk.now) {
+            term.due = None;
+            self.tell_lost(Why::HeldTooLong, desk);
+        } else if term.at_risk_at().is_some_and(|moment| moment <= desk.now) {
+            term.at_risk = true;
+            if term.held.tell(Status::AtRisk) {
+                desk.report.report(&self.name, Some(term.held.token()), EventKind::AtRisk);
+            }
+        }
+    }
+
+    fn run_out(&mut self, desk: &mut Desk) {
+        let Some(term) = &self.term else { return };
+        if !term.was_told_to_end() {
+            let error = term.error.clone().map(Box::new);
+            return self.lose(Why::Expired(error), desk);
+        }
+        // It was told in time. A grace is for holders that may not have stopped: then let it expire.
+        let (grace, held) = (term.plan.grace, term.held.clone());
+        if grace.is_zero() { self.release(&held, None, desk) } else { self.term = None }
+    }
+
+    fn tell_lost(&mut self, why: Why, desk: &Desk) {
+        let Some(term) = &self.term else { return };
+        if term.held.tell(Status::Lost(term.held.lost_for(why.clone()))) {
+            desk.report.report(&self.name, Some(term.held.token()), EventKind::Lost(why));
+        }
+    }
+
+    /// The term is over. If it was never handed out, its asker goes on waiting.
+    fn lose(&mut self, why: Why, desk: &mut Desk) {
+        let Some(term) = &mut self.term else { return };
+        match term.pending.take() {
+            Some(waiter) => self.waiters.push_front(waiter.with_new_lease()),
+            None => self.tell_lost(why, desk),
+        }
+        self.term = None;
+    }
+
+    /// A grant that nobody received, because its asker is gone.
+    pub(super) fn give_back(&mut self, ticket: Ticket, desk: &Desk) {
+        let Some(term) = self.term.as_ref().filter(|term| term.held.ticket == ticket) else { return };
+        let held = term.held.clone();
+        held.tell(Status::Released);
+        self.release(&held, None, desk);
+    }
+
+    /// When the term wants to be looked at.
+    pub(super) fn term_alarm(&self) -> Option<Moment> {
+        let term = self.term.as_ref()?;
+        [Some(term.held.deadline()), term.at_risk_at(), term.ends_at()].into_iter().flatten().min()
+    }
+}
+
+fn why_gone(gone: Gone, error: Option<Error>) -> Why {
+    match gone {
+        Gone::Expired => Why::Expired(error.map(Box::new)),
+        Gone::Taken(record) => Why::Taken(record.owner, record.token),
+        Gone::Evicted(by) => Why::Evicted(by),
+    }
+}
+
+pub(super) fn why_over(gone: Option<Gone>) -> Why {
+    gone.map_or(Why::Expired(None), |gone| why_gone(gone, None))
+}
+
+impl Engine {
+    /// The terms that are due, and those that will be soon: renewed together they stay together.
+    pub(super) fn collect_due(&mut self) -> Vec<Renewal> {
+        let mut names = Vec::new();
+        if self.desk.due.first().is_some_and(|(at, _)| *at <= self.desk.now) {
+            let soon = |slots: &std::collections::HashMap<Name, Slot>, at: Moment, name: &Name| {
+                let every = slots.get(name).and_then(|slot| slot.term.as_ref()).map(|term| term.plan.renew_every);
+                at <= self.desk.now + every.unwrap_or_default() / 4
+            };
+            let due = self.desk.due.iter().take_while(|(at, name)| soon(&self.slots, *at, name));
+            names.extend(due.take(self.desk.about.batch).map(|(_, name)| name.clone()));
+        }
+        names.sort_unstable();
+        let mut renewals = Vec::with_capacity(names.len());
+        for name in names {
+            self.with(name, |slot, desk| renewals.extend(slot.send_renewal(desk)));
+        }
+        renewals
+    }
+
+    /// The shortest of the terms held. A store too slow for it is soon rid of it, and has more time for the others.
+    pub(super) fn shortest_ttl(&self) -> Duration {
+        let ttls = self.slots.values().filter_map(|slot| slot.term.as_ref()).map(|term| term.plan.ttl.get());
+        ttls.min().unwrap_or(super::CALL_LIMIT)
+    }
+}

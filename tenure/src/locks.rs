@@ -1,0 +1,433 @@
+//! The way in: a store's names, as one process sees and holds them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::engine::{CALL_LIMIT, Message, Shared, Starting, Unreleased};
+use crate::error::{Error, Result};
+use crate::event::Events;
+use crate::guard::{Held, Status};
+use crate::lock::{Lock, TryLock};
+use crate::options::{Options, option_setters};
+use crate::record::{Name, Record, Token};
+use crate::store::{About, Ended, Finding, Page, Store, url};
+
+/// How many records are asked for at once.
+const PAGE: usize = 1000;
+/// Sooner, a claim that was under way could still insert a token older than the one forgotten.
+const MIN_IDLE: Duration = Duration::from_secs(60);
+/// Housekeeping looks at every record.
+const PRUNE_LIMIT: Duration = Duration::from_secs(60);
+/// A name that changes hands as quickly as it is evicted is not stuck.
+const EVICT_TRIES: usize = 3;
+
+/// Connects to the store that `url` names: `memory:`, `sqlite:PATH`.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// let locks = tenure::connect("memory:").await?;
+/// let guard = locks.lock("report/daily").await?;
+/// println!("held, token {}", guard.token());
+/// # Ok(()) })
+/// # }
+/// ```
+pub fn connect(url: impl AsRef<str>) -> Connect {
+    Connect { store: url::store(url.as_ref()), owner: None }
+}
+
+/// A connection in the making. Nothing happens until it is awaited.
+#[must_use = "nothing is connected until this is awaited"]
+#[derive(Debug)]
+pub struct Connect {
+    store: Result<Arc<dyn Store>>,
+    owner: Option<String>,
+}
+
+impl Connect {
+    /// Who holds, as people will see it: `host/pid/random` unless set. Never used to decide anything.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+
+    /// Connects from code without a runtime.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a bad URL or owner, [`Error::Store`] if the store can't be opened.
+    ///
+    /// # Panics
+    /// Inside an async runtime.
+    pub fn blocking(self) -> Result<Locks> {
+        Ok(Locks::new(self.start()?.ready_blocking()?))
+    }
+
+    fn start(self) -> Result<Starting> {
+        let owner = self.owner.map_or_else(|| Ok(default_owner()), checked_owner)?;
+        Ok(Starting::new(self.store?, owner.into()))
+    }
+}
+
+impl IntoFuture for Connect {
+    type Output = Result<Locks>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Locks>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async { Ok(Locks::new(self.start()?.ready().await?)) })
+    }
+}
+
+fn default_owner() -> String {
+    let random = getrandom::u32().expect("the operating system has random numbers");
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}/{}/{random:08x}", std::process::id())
+}
+
+fn checked_owner(owner: String) -> Result<String> {
+    match Name::new(&owner) {
+        Ok(_) => Ok(owner),
+        Err(_) => Err(Error::invalid("owner", format!("{owner:?} must be 1 to 255 bytes without control characters"))),
+    }
+}
+
+/// The names of a store, for this process to hold. Cheap to clone; all clones share one engine.
+///
+/// The last handle to go, `Locks` or [`Guard`](crate::Guard), waits for the releases that are under way, at most a second: so the
+/// end of `main` frees everything. In async code [`shutdown`](Locks::shutdown) does that without blocking.
+#[derive(Clone)]
+pub struct Locks {
+    shared: Arc<Shared>,
+}
+
+impl Locks {
+    fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Connects to a store of your own making.
+    pub fn on(store: Arc<dyn Store>) -> Connect {
+        Connect { store: Ok(store), owner: None }
+    }
+
+    /// Asks for a name and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] if [`wait`](Lock::wait) was set and is over; [`Error::Store`] if the store fails, after failures that
+    /// may pass were ridden out for one TTL (or the time to wait); [`Error::Invalid`] for a bad name or option;
+    /// [`Error::Closed`] after a shutdown.
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the request: the name is left free, whatever had become of it.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self.shared.clone(), Name::new(name), Options::default())
+    }
+
+    /// Asks for a name once; `None` if somebody has it, this process included.
+    ///
+    /// # Errors
+    /// As [`lock`](Locks::lock), but never `TimedOut`.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Locks::lock).
+    pub fn try_lock(&self, name: impl AsRef<str>) -> TryLock {
+        TryLock::new(self.shared.clone(), Name::new(name), Options::default())
+    }
+
+    /// [`lock`](Locks::lock) for code without a runtime; with options, `locks.lock(name).ttl(…).blocking()`.
+    ///
+    /// # Errors
+    /// As [`lock`](Locks::lock).
+    ///
+    /// # Panics
+    /// Inside an async runtime.
+    pub fn lock_blocking(&self, name: impl AsRef<str>) -> Result<crate::Guard> {
+        self.lock(name).blocking()
+    }
+
+    /// Names that begin with `prefix/`, with defaults of their own.
+    pub fn scope(&self, prefix: impl Into<String>) -> Scope {
+        Scope { locks: self.clone(), prefix: prefix.into(), options: Options::default() }
+    }
+
+    /// Who holds this name, by the store's word; `None` if it is free.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn get(&self, name: impl AsRef<str>) -> Result<Option<Record>> {
+        let name = Name::new(name)?;
+        let records = self.page(Page::of(&name)).await?;
+        Ok(records.into_iter().find(|record| record.name == name && record.is_live()))
+    }
+
+    /// The names held in this process, without asking the store.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn holding(&self) -> Vec<Holding> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Message::Holding(reply));
+        let mut holding: Vec<Holding> = answer.await.unwrap_or_default().iter().map(|held| Holding::of(held)).collect();
+        holding.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        holding
+    }
+
+    /// Who holds what: the live records whose names begin with `prefix`, in byte order of names.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn list(&self, prefix: impl Into<String>) -> Result<Vec<Record>> {
+        let mut live = Vec::new();
+        self.each(prefix.into(), |record| live.extend(record.is_live().then_some(record))).await?;
+        Ok(live)
+    }
+
+    /// One page of records, expired ones included: for those who have too many to list at once.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn page(&self, page: Page) -> Result<Vec<Record>> {
+        self.shared.call(CALL_LIMIT, |store| async move { store.list(&page).await }).await
+    }
+
+    async fn each(&self, prefix: String, mut see: impl FnMut(Record)) -> Result<()> {
+        let mut page = Page { prefix, after: None, limit: PAGE };
+        loop {
+            let records = self.page(page.clone()).await?;
+            page.after = records.last().map(|record| record.name.clone());
+            let more = records.len() == page.limit;
+            records.into_iter().for_each(&mut see);
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Frees a name that somebody holds. `by` says who does it and why; the holder is told so at its next
+    /// renewal, and its token is stale from then on. Returns the term that was ended; `None` if the name was free.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Once polled, the name may be freed even if this is dropped.
+    pub async fn evict(&self, name: impl AsRef<str>, by: impl AsRef<str>) -> Result<Option<Record>> {
+        let name = Name::new(name)?;
+        let by: Arc<str> = checked_owner(by.as_ref().into()).map_err(|_| bad_by(by.as_ref()))?.into();
+        for _ in 0..EVICT_TRIES {
+            let Some(record) = self.get(&name).await? else { return Ok(None) };
+            let end = Ended {
+                name: name.clone(),
+                lease: record.lease,
+                first: Some(record.first),
+                evicted_by: Some(by.clone()),
+            };
+            if self.end(end).await? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn end(&self, end: Ended) -> Result<bool> {
+        let mut freed = self.shared.call(CALL_LIMIT, |store| async move { store.release(&[end]).await }).await?;
+        freed.pop().unwrap_or(Ok(false))
+    }
+
+    /// Figures about all names of the store.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn stats(&self) -> Result<Stats> {
+        let mut stats = Stats::default();
+        self.each(String::new(), |record| stats.count(&record)).await?;
+        Ok(stats)
+    }
+
+    /// What happens to this process's names from now on.
+    pub fn events(&self) -> Events {
+        self.shared.events()
+    }
+
+    /// Forgets names that nobody has held for `idle`, a minute at least, and says how many. A name that is forgotten can be
+    /// held again at any time, with a token larger than before.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Once polled, names may be forgotten even if this is dropped.
+    pub async fn prune(&self, idle: Duration) -> Result<u64> {
+        if idle < MIN_IDLE {
+            return Err(Error::invalid("idle", format!("({idle:?}) must be at least {MIN_IDLE:?}")));
+        }
+        self.shared.call(PRUNE_LIMIT, move |store| async move { store.prune(idle).await }).await
+    }
+
+    /// What this kind of store is and promises.
+    pub fn about(&self) -> &About {
+        &self.shared.about
+    }
+
+    /// Who holds what is held here, as others see it.
+    pub fn owner(&self) -> &str {
+        &self.shared.owner
+    }
+
+    /// What weakens the promises on this very store: settings, rights, versions.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn examine(&self) -> Result<Vec<Finding>> {
+        self.shared.call(CALL_LIMIT, |store| async move { store.examine().await }).await
+    }
+
+    /// Ends it all in order: no new acquires; every holder is told ([`Status::Closing`]) and has `within` to release,
+    /// while renewal goes on; then what is left is released. Returns what could not be.
+    ///
+    /// # Cancel safety
+    /// Once polled, the shutdown goes on even if this is dropped.
+    pub async fn shutdown(&self, within: Duration) -> Vec<Unreleased> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Message::Shutdown { within, reply });
+        answer.await.unwrap_or_default()
+    }
+}
+
+fn bad_by(by: &str) -> Error {
+    Error::invalid("by", format!("{by:?} must be 1 to 255 bytes without control characters"))
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("store", &self.about().store).field("owner", &self.owner()).finish()
+    }
+}
+
+/// A prefix of names with defaults of its own. Made by [`Locks::scope`].
+#[derive(Clone, Debug)]
+pub struct Scope {
+    locks: Locks,
+    prefix: String,
+    options: Options,
+}
+
+impl Scope {
+    option_setters!();
+
+    /// Waits at most this long for a name; for ever unless set.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.options.wait = Some(wait);
+        self
+    }
+
+    /// [`Locks::lock`] for `prefix/name`, with this scope's defaults.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self.locks.shared.clone(), self.name(name), self.options.clone())
+    }
+
+    /// [`Locks::try_lock`] for `prefix/name`, with this scope's defaults.
+    pub fn try_lock(&self, name: impl AsRef<str>) -> TryLock {
+        TryLock::new(self.locks.shared.clone(), self.name(name), self.options.clone())
+    }
+
+    /// A scope within this one, with the same defaults.
+    pub fn scope(&self, prefix: impl AsRef<str>) -> Self {
+        Self { prefix: format!("{}/{}", self.prefix, prefix.as_ref()), ..self.clone() }
+    }
+
+    /// [`Locks::list`] for the names of this scope.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn list(&self) -> Result<Vec<Record>> {
+        self.locks.list(format!("{}/", self.prefix)).await
+    }
+
+    fn name(&self, name: impl AsRef<str>) -> Result<Name> {
+        Name::new(format!("{}/{}", self.prefix, name.as_ref()))
+    }
+}
+
+/// A name held in this process.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Holding {
+    /// The name.
+    pub name: Name,
+    /// Its token.
+    pub token: Token,
+    /// What is left of the term unless renewed, by this machine's clock.
+    pub remaining: Duration,
+    /// How it stands.
+    pub status: Status,
+}
+
+impl Holding {
+    fn of(held: &Held) -> Self {
+        let (token, remaining) = (held.token(), held.deadline().remaining());
+        Self { name: held.name.clone(), token, remaining, status: held.status() }
+    }
+}
+
+/// Figures about the names of a store.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// How many names are held.
+    pub held: u64,
+    /// How many of them by the first part of the name.
+    pub by_part: BTreeMap<String, u64>,
+    /// How many of them by owner.
+    pub by_owner: BTreeMap<String, u64>,
+    /// How long they have been held, all together.
+    pub total_hold: Duration,
+    /// The one that has been held the longest, and for how long.
+    pub longest_hold: Option<(Name, Duration)>,
+    /// How many have expired and were neither taken over nor pruned.
+    pub expired: u64,
+}
+
+impl Stats {
+    /// How long a name has been held, on average.
+    pub fn mean_hold(&self) -> Duration {
+        self.total_hold.checked_div(u32::try_from(self.held).unwrap_or(u32::MAX)).unwrap_or_default()
+    }
+
+    fn count(&mut self, record: &Record) {
+        if !record.is_live() {
+            self.expired += 1;
+            return;
+        }
+        self.held += 1;
+        *self.by_part.entry(record.name.first_part().into()).or_default() += 1;
+        *self.by_owner.entry(record.owner.clone()).or_default() += 1;
+        self.total_hold += record.held_for;
+        if self.longest_hold.as_ref().is_none_or(|(_, longest)| record.held_for > *longest) {
+            self.longest_hold = Some((record.name.clone(), record.held_for));
+        }
+    }
+}
