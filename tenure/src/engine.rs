@@ -17,7 +17,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::{Events, Reporter, Subscribe};
 use crate::guard::Held;
-use crate::record::{LeaseId, Name};
+use crate::record::{LeaseId, Name, Record};
 use crate::store::{About, Change, Store};
 
 mod calls;
@@ -265,6 +265,8 @@ struct Slot {
     queued: bool,
     /// No claim before this.
     claim_at: Option<Moment>,
+    /// Who had it when a claim was last refused.
+    holder: Option<Box<Record>>,
     /// A hint came while a claim was under way: its answer may be from before.
     hinted: bool,
     alarm: Option<Moment>,
@@ -281,6 +283,7 @@ impl Slot {
             under: None,
             queued: false,
             claim_at: None,
+            holder: None,
             hinted: false,
             alarm: None,
             due: None,
@@ -318,7 +321,15 @@ impl Slot {
     }
 
     fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.term.is_none() && self.ends.is_empty() && self.under.is_none()
+        self.is_done() && self.ends.is_empty()
+    }
+
+    /// Nothing is left but to look again, later, after a claim that was most likely never granted.
+    fn is_done(&self) -> bool {
+        self.waiters.is_empty()
+            && self.term.is_none()
+            && self.under.is_none()
+            && self.ends.iter().all(End::is_afterthought)
     }
 
     /// The name may have become free.

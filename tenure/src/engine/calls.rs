@@ -75,10 +75,12 @@ impl Engine {
 
     fn send_renewals(&mut self) {
         let terms = self.collect_due();
-        let Some(limit) = terms.iter().map(|_| self.shortest_ttl()).next() else { return };
+        if terms.is_empty() {
+            return;
+        }
         self.renewing = true;
         // A quarter: a call that hangs leaves time for another on a new connection.
-        let limit = (limit / 4).min(CALL_LIMIT);
+        let limit = (self.shortest_ttl() / 4).min(CALL_LIMIT);
         let (store, name, sent) = (self.store.clone(), self.desk.about.store, Moment::now());
         self.calls.spawn(async move {
             let answers = limited(&*store, name, limit, &terms, |store, part| store.renew(part)).await;

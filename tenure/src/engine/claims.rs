@@ -53,7 +53,6 @@ pub(super) struct Waiter {
     wait: Wait,
     asked: Moment,
     contended: bool,
-    holder: Option<Box<Record>>,
     /// The last attempt failed; since when attempts have, and how often.
     failing: Option<(Error, Moment, u32)>,
     /// An attempt with this lease, of unknown outcome, may still be granted until then.
@@ -70,7 +69,6 @@ impl Waiter {
             wait: request.wait,
             asked: now,
             contended: false,
-            holder: None,
             failing: None,
             unsure_until: None,
         }
@@ -92,6 +90,27 @@ impl Waiter {
         }
     }
 
+    /// Would not wait for its own process.
+    fn is_impatient(&self) -> bool {
+        self.wait == Wait::Once || self.plan.refuse_reentry
+    }
+
+    /// Told once that somebody has the name.
+    fn contend(&mut self, holder: Option<&str>, name: &Name, desk: &Desk) {
+        if !std::mem::replace(&mut self.contended, true) {
+            desk.report.report(name, None, EventKind::Contended(holder.map(Into::into)));
+        }
+    }
+
+    /// The name is this process's own.
+    fn turn_away_from(self, ours: Record) {
+        let answer = match self.plan.refuse_reentry {
+            true => Err(Error::AlreadyHeld { name: ours.name }),
+            false => Ok(Answer::Busy(Some(Box::new(ours)))),
+        };
+        self.answer(answer);
+    }
+
     /// A dropped receiver has sent, or will send, its withdrawal.
     fn answer(self, answer: Result<Answer>) {
         let _ = self.reply.send(answer);
@@ -111,35 +130,19 @@ impl Waiter {
 
 impl Slot {
     pub(super) fn ask(&mut self, request: Request, desk: &mut Desk) {
-        let waiter = Waiter::new(request, desk.now);
+        let mut waiter = Waiter::new(request, desk.now);
         if desk.closing {
-            waiter.answer(Err(Error::Closed));
-        } else if let Some(term) = &self.term {
-            let record = term.record(&self.name, &desk.owner);
-            self.wait_for_ourselves(waiter, record, desk);
-        } else {
-            if waiter.wait == Wait::Once {
-                self.claim_at = None;
+            return waiter.answer(Err(Error::Closed));
+        }
+        if let Some(term) = &self.term {
+            waiter.contend(Some(&*desk.owner), &self.name, desk);
+            if waiter.is_impatient() {
+                return waiter.turn_away_from(term.record(&self.name, &desk.owner));
             }
-            self.waiters.push_back(waiter);
+        } else if waiter.wait == Wait::Once {
+            self.claim_at = None;
         }
-    }
-
-    /// The name is this process's own.
-    fn wait_for_ourselves(&mut self, mut waiter: Waiter, record: Record, desk: &Desk) {
-        if waiter.plan.refuse_reentry {
-            return waiter.answer(Err(Error::AlreadyHeld { name: self.name.clone() }));
-        }
-        if !std::mem::replace(&mut waiter.contended, true) {
-            desk.report.report(&self.name, None, EventKind::Contended(Some(record.owner.clone())));
-        }
-        let record = Some(Box::new(record));
-        if waiter.wait == Wait::Once {
-            waiter.answer(Ok(Answer::Busy(record)));
-        } else {
-            waiter.holder = record;
-            self.waiters.push_back(waiter);
-        }
+        self.waiters.push_back(waiter);
     }
 
     /// The asker is gone: what it asked for, or got, is given back.
@@ -213,33 +216,33 @@ impl Slot {
     }
 
     /// The name is this process's now: those who would not wait for it are answered.
-    pub(super) fn answer_the_impatient(&mut self, record: &Record, desk: &Desk) {
-        for waiter in std::mem::take(&mut self.waiters) {
-            self.wait_for_ourselves(waiter, record.clone(), desk);
+    pub(super) fn answer_the_impatient(&mut self, desk: &Desk) {
+        while let Some(index) = self.waiters.iter().position(Waiter::is_impatient)
+            && let Some(term) = &self.term
+        {
+            let record = term.record(&self.name, &desk.owner);
+            self.remove_waiter(index, desk).turn_away_from(record);
         }
     }
 
     fn refused(&mut self, wanted: bool, record: Option<Box<Record>>, sent: Moment, desk: &mut Desk) {
         if let Some(first) = self.waiters.front_mut().filter(|_| wanted) {
             first.failing = None;
-            if !std::mem::replace(&mut first.contended, true) {
-                let owner = record.as_ref().map(|record| record.owner.clone());
-                desk.report.report(&self.name, None, EventKind::Contended(owner));
-            }
+            first.contend(record.as_ref().map(|record| record.owner.as_str()), &self.name, desk);
         }
         self.claim_at = (!std::mem::take(&mut self.hinted)).then(|| next_look(record.as_deref(), desk));
-        let mut index = 0;
-        while let Some(waiter) = self.waiters.get_mut(index) {
-            match waiter.wait {
-                Wait::Once if waiter.asked <= sent => {
-                    self.remove_waiter(index, desk).answer(Ok(Answer::Busy(record.clone())));
-                    continue;
-                }
-                // It asked after the claim was sent, so this answer may be too old for it.
-                Wait::Once => self.claim_at = None,
-                _ => waiter.holder.clone_from(&record),
-            }
-            index += 1;
+        self.answer_the_busy(record.as_ref(), sent, desk);
+        self.holder = record;
+    }
+
+    /// Answers those who wanted to hear it once; a claim sent before they asked is no answer for them.
+    fn answer_the_busy(&mut self, record: Option<&Box<Record>>, sent: Moment, desk: &Desk) {
+        let answered = |waiter: &Waiter| waiter.wait == Wait::Once && waiter.asked <= sent;
+        while let Some(index) = self.waiters.iter().position(answered) {
+            self.remove_waiter(index, desk).answer(Ok(Answer::Busy(record.cloned())));
+        }
+        if self.waiters.iter().any(|waiter| waiter.wait == Wait::Once) {
+            self.claim_at = None;
         }
     }
 
@@ -259,15 +262,22 @@ impl Slot {
         let due = |waiter: &Waiter| waiter.gives_up_at().is_some_and(|moment| moment <= desk.now);
         while let Some(index) = self.waiters.iter().position(due) {
             let mut waiter = self.remove_waiter(index, desk);
-            let error = match (waiter.failing.take(), waiter.wait) {
-                (Some((error, ..)), _) => error,
-                (None, Wait::For(waited)) => {
-                    Error::TimedOut { name: self.name.clone(), waited, holder: waiter.holder.take() }
-                }
-                (None, _) => unreachable!("only a waiter with a limit is due"),
+            let error = match waiter.failing.take() {
+                Some((error, ..)) => error,
+                None => Error::TimedOut {
+                    name: self.name.clone(),
+                    waited: desk.now - waiter.asked,
+                    holder: self.holder(desk),
+                },
             };
             waiter.answer(Err(error));
         }
+    }
+
+    /// Who has the name, as far as is known here.
+    fn holder(&self, desk: &Desk) -> Option<Box<Record>> {
+        let ours = self.term.as_ref().map(|term| Box::new(term.record(&self.name, &desk.owner)));
+        ours.or_else(|| self.holder.clone())
     }
 
     /// When the queue wants to be looked at: for a waiter that gives up, or for the next claim.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{CALL_LIMIT, Engine};
+use super::{CALL_LIMIT, Engine, Slot};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::{Status, Why};
@@ -89,7 +89,7 @@ impl Engine {
     pub(super) fn is_over(&mut self) -> bool {
         let now = self.desk.now;
         let late = |closing: &mut Closing| closing.until.is_some_and(|until| until <= now);
-        let done = self.slots.is_empty();
+        let done = self.closing.is_some() && self.slots.values().all(Slot::is_done);
         let Some(closing) = self.closing.take_if(|closing| done || late(closing)) else { return false };
         let mut unreleased = std::mem::take(&mut self.desk.unreleased);
         unreleased.extend(self.slots.values().flat_map(|slot| slot.unreleased(&self.desk)));

@@ -36,6 +36,11 @@ pub(super) struct End {
 }
 
 impl End {
+    /// An orphan that was not there when last looked for.
+    pub fn is_afterthought(&self) -> bool {
+        self.of.is_none() && self.tries > 0 && self.error.is_none()
+    }
+
     fn answer(&mut self, answer: Result<()>) {
         if let Some(reply) = self.reply.take() {
             let _ = reply.send(answer);

@@ -112,14 +112,13 @@ impl Slot {
             pending: None,
             plan,
         };
-        let record = term.record(&self.name, &desk.owner);
         self.term = Some(term);
         if slow {
             self.term_mut().pending = Some(Box::new(waiter))
         } else {
             self.hand_out(waiter, desk)
         }
-        self.answer_the_impatient(&record, desk);
+        self.answer_the_impatient(desk);
     }
 
     fn term_mut(&mut self) -> &mut Term {
