@@ -61,6 +61,8 @@ pub(crate) enum Message {
         held: Arc<Held>,
         reply: Option<oneshot::Sender<Result<()>>>,
     },
+    /// Somebody freed this name: if it is held here, the holder is to know at once.
+    Evicted(Name),
     Holding(oneshot::Sender<Vec<Arc<Held>>>),
     /// Anything else that is asked of the store, such as a list: run on this thread, out of order.
     Call(Box<dyn FnOnce(Arc<dyn Store>) -> Running + Send>),
@@ -414,6 +416,7 @@ impl Engine {
             Message::Release { held, reply } => {
                 self.with(held.name.clone(), |slot, desk| slot.release(&held, reply, desk));
             }
+            Message::Evicted(name) => self.with(name, |slot, desk| slot.renew_now(desk)),
             Message::Holding(reply) => drop(reply.send(self.holding())),
             Message::Call(call) => {
                 let call = call(self.store.clone());

@@ -39,7 +39,7 @@ const EVICT_TRIES: usize = 3;
 /// # }
 /// ```
 pub fn connect(url: impl AsRef<str>) -> Connect {
-    Connect { store: url::store(url.as_ref()), owner: None }
+    Connect { store: url::store_at(url.as_ref()), owner: None }
 }
 
 /// A connection in the making. Nothing happens until it is awaited.
@@ -237,6 +237,7 @@ impl Locks {
                 evicted_by: Some(by.clone()),
             };
             if self.end(end).await? {
+                self.shared.send(Message::Evicted(name));
                 return Ok(Some(record));
             }
         }

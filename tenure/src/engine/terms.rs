@@ -131,6 +131,12 @@ impl Slot {
         waiter.grant(held);
     }
 
+    pub(super) fn renew_now(&mut self, desk: &Desk) {
+        if let Some(term) = &mut self.term {
+            term.due = term.due.map(|due| due.min(desk.now));
+        }
+    }
+
     pub(super) fn send_renewal(&mut self, desk: &Desk) -> Option<Renewal> {
         let term = self.term.as_ref()?;
         self.under = Some(Under::Renew);
