@@ -465,12 +465,10 @@ impl Engine {
     }
 
     fn ring_alarms(&mut self) {
-        while let Some((at, name)) = self.desk.alarms.first()
-            && *at <= self.desk.now
-        {
-            let name = name.clone();
-            // Unset, so that a slot that still wants it puts it up again.
-            self.with(name, |slot, desk| set_alarm(&mut desk.alarms, &mut slot.alarm, None, &slot.name));
+        let rings = self.desk.alarms.iter().take_while(|(at, _)| *at <= self.desk.now);
+        for name in rings.map(|(_, name)| name.clone()).collect::<Vec<_>>() {
+            // Settling is all there is to do.
+            self.with(name, |_, _| {});
         }
     }
 

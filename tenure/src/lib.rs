@@ -4,6 +4,8 @@
 //! Start with [`connect`], then [`Locks::lock`].
 
 pub mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod engine;
 mod error;
 mod event;

@@ -18,6 +18,8 @@ use crate::record::{Name, Record, Ttl};
 
 mod clock;
 mod records;
+#[cfg(test)]
+mod tests;
 
 const BATCH: usize = 4096;
 

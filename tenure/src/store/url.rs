@@ -18,7 +18,7 @@ const PREFIX: &str = "tenure.";
 macro_rules! with_feature {
     ($feature:literal, $make:expr) => {{
         #[cfg(feature = $feature)]
-        let make: Option<fn(&StoreUrl) -> Result<Arc<dyn Store>>> = Some($make);
+        let make: Option<Make> = Some($make);
         #[cfg(not(feature = $feature))]
         let make = None;
         make
@@ -31,12 +31,14 @@ const KINDS: &[Kind] = &[
     Kind { scheme: "sqlite", settings: &["table"], make: with_feature!("sqlite", SqliteStore::from_url) },
 ];
 
+type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
+
 struct Kind {
     scheme: &'static str,
     /// The `tenure.` settings that it knows.
     settings: &'static [&'static str],
     /// `None` if it is compiled out; its cargo feature has the name of the scheme.
-    make: Option<fn(&StoreUrl) -> Result<Arc<dyn Store>>>,
+    make: Option<Make>,
 }
 
 /// The store that `url` names. It does no I/O yet: that begins with [`Store::open`].

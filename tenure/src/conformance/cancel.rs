@@ -1,0 +1,200 @@
+//! What was given up leaves nothing behind.
+
+use std::future::IntoFuture;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::support::{Bare, LONG, free_for, hold, is_closed_to, poll_once, poll_times, soon, taken_in};
+use super::{Call, Fault, Faulty, Gate, Subject};
+use crate::error::Error;
+use crate::locks::Locks;
+
+/// How often an acquire may be polled before it is dropped; more often than it can be.
+const POLLS: usize = 4;
+const DELAY: Duration = Duration::from_millis(10);
+
+/// An acquire that is dropped leaves the name free, however often it was polled and whatever the store was at.
+pub async fn a_dropped_acquire_leaves_nothing(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let other = subject.connect().await;
+    let faults =
+        [None, Some(Fault::Delay(DELAY)), Some(Fault::DelayReply(DELAY)), Some(Fault::LoseReply), Some(Fault::Fail)];
+    for fault in faults {
+        for polls in 0..POLLS {
+            let name = subject.name();
+            if let Some(fault) = fault.clone() {
+                faulty.next(Call::Claim, fault);
+            }
+            let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+            drop(soon("polls", poll_times(polls, &mut acquire)).await);
+            drop(acquire);
+            free_for(&other, &name, &format!("after an acquire was dropped, polled {polls} times, {fault:?}")).await;
+            free_for(&locks, &name, "for the process that gave it up").await;
+            faulty.heal();
+        }
+    }
+}
+
+/// An acquire that is dropped at each step of its claim, seen from the store, leaves the name free.
+pub async fn an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let other = subject.connect().await;
+    for fault in [Fault::Hold, Fault::HoldReply, Fault::Abandon] {
+        let (name, gate) = (subject.name(), Gate::new());
+        faulty.next(Call::Claim, fault(gate.clone()));
+        let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+        assert!(poll_once(&mut acquire).await.is_pending());
+        soon("the claim arrives", gate.reached()).await;
+        drop(acquire);
+        taken_in(&locks).await;
+        gate.open();
+        soon("the claim is carried out", gate.passed()).await;
+        free_for(&other, &name, &format!("after its asker went, {:?}", fault(Gate::new()))).await;
+    }
+}
+
+/// An acquire that is dropped when it was granted, but before it has seen the grant, leaves the name free.
+pub async fn an_acquire_dropped_after_its_grant_leaves_nothing(subject: &Subject) {
+    let (locks, other) = (subject.connect().await, subject.connect().await);
+    let name = subject.name();
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    let granted = async {
+        while locks.holding().await.is_empty() {
+            sleep(DELAY).await;
+        }
+    };
+    soon("the grant", granted).await;
+    assert!(is_closed_to(&other, &name).await, "granted to two at once");
+    drop(acquire);
+    free_for(&other, &name, "after its asker went without having seen the grant").await;
+}
+
+/// An acquire that is dropped while it waits for a holder has no claim left: when the holder goes, the name is free.
+pub async fn an_acquire_dropped_while_waiting_leaves_nothing(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let (holder, other) = (subject.connect().await, subject.connect().await);
+    let name = subject.name();
+    let guard = hold(&holder, &name).await;
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    soon("a claim is refused", faulty.answered(Call::Claim, 1)).await;
+    drop(acquire);
+    taken_in(&locks).await;
+    drop(guard);
+    free_for(&other, &name, "after its holder and its waiter went").await;
+    assert!(locks.holding().await.is_empty(), "a waiter that went was granted the name");
+}
+
+/// An acquire that times out while its claim is under way leaves the name free.
+pub async fn a_timed_out_acquire_leaves_nothing(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let other = subject.connect().await;
+    for fault in [Fault::Hold, Fault::HoldReply] {
+        let (name, gate) = (subject.name(), Gate::new());
+        faulty.next(Call::Claim, fault(gate.clone()));
+        let lock = locks.lock(&name).ttl(LONG).wait(Duration::from_millis(100));
+        let answer = soon("an acquire times out", lock.into_future()).await;
+        assert!(matches!(&answer, Err(Error::TimedOut { .. })), "an acquire that timed out says {answer:?}");
+        soon("the claim arrives", gate.reached()).await;
+        gate.open();
+        soon("the claim is answered", gate.passed()).await;
+        free_for(&other, &name, "after its asker timed out and was granted the name too late").await;
+    }
+}
+
+/// A claim that the store carries out after its asker is gone, and was told so, is found and released.
+pub async fn a_claim_granted_after_its_asker_gave_up_is_released(subject: &Subject) {
+    let limit = Duration::from_millis(500);
+    let faulty = Faulty::new(subject.instance()).with_about(|about| about.statement_limit = limit);
+    let (locks, faulty) = subject.connect_to(faulty).await;
+    let (bare, name, gate) = (Bare::open(subject).await, subject.name(), Gate::new());
+    faulty.next(Call::Claim, Fault::Abandon(gate.clone()));
+    faulty.always(Call::Claim, Fault::Fail);
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    soon("the claim arrives", gate.reached()).await;
+    drop(acquire);
+    soon("a release that finds nothing", faulty.answered(Call::Release, 1)).await;
+    gate.open();
+    soon("the claim is granted late", gate.passed()).await;
+
+    let released = async {
+        while bare.find(&name).await.is_some() {
+            sleep(DELAY).await;
+        }
+    };
+    soon("a claim granted when nobody wanted it any more is released", released).await;
+    assert!(faulty.calls(Call::Release) >= 2, "freed without a second release");
+}
+
+/// Dropping a guard frees the name.
+pub async fn a_dropped_guard_frees(subject: &Subject) {
+    let (locks, other) = (subject.connect().await, subject.connect().await);
+    let name = subject.name();
+    let guard = hold(&locks, &name).await;
+    assert!(is_closed_to(&other, &name).await, "another was granted a name that is held");
+    drop(guard);
+    free_for(&other, &name, "after its guard was dropped").await;
+}
+
+/// Dropping a guard frees the name also where there is no async runtime, and after the one it was made in has ended.
+pub async fn a_guard_dropped_without_a_runtime_frees(subject: &Subject) {
+    let other = subject.connect().await;
+    let names = subject.names(2);
+    let (connect, of) = (Locks::on(subject.instance()), names.clone());
+    let held = elsewhere(move || {
+        let locks = connect.blocking().expect("the store can be opened");
+        let blocking = locks.lock(&of[0]).ttl(LONG).blocking().expect("a free name is granted");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be made");
+        let guard = runtime.block_on(locks.lock(&of[1]).ttl(LONG).into_future()).expect("a free name is granted");
+        drop(runtime);
+        [blocking, guard]
+    });
+    let guards = held.await;
+    for name in &names {
+        assert!(is_closed_to(&other, name).await, "another was granted a name that is held");
+    }
+    elsewhere(move || drop(guards)).await;
+    for name in &names {
+        free_for(&other, name, "after its guard was dropped where there is no runtime").await;
+    }
+}
+
+/// A panic in the holder frees the name: in a thread, and in a task.
+pub async fn a_panic_in_the_holder_frees(subject: &Subject) {
+    let (locks, other) = (subject.connect().await, subject.connect().await);
+    let names = subject.names(2);
+    let (in_thread, in_task) = (hold(&locks, &names[0]).await, hold(&locks, &names[1]).await);
+    // Unlike `panic!` it prints nothing, and unwinds all the same.
+    let fall = |guard: crate::Guard| -> () { std::panic::resume_unwind(Box::new(guard.name().to_string())) };
+    std::thread::spawn(move || fall(in_thread)).join().expect_err("the thread panics");
+    tokio::spawn(async move { fall(in_task) }).await.expect_err("the task panics");
+    for name in &names {
+        free_for(&other, name, "after its holder panicked").await;
+    }
+}
+
+/// A cancelled release goes on: the name becomes free.
+pub async fn a_dropped_release_goes_on(subject: &Subject) {
+    let (locks, other) = (subject.connect().await, subject.connect().await);
+    for polled in [false, true] {
+        let name = subject.name();
+        let mut release = Box::pin(hold(&locks, &name).await.release());
+        if polled && let Poll::Ready(result) = poll_once(&mut release).await {
+            result.expect("a held name can be released");
+        }
+        drop(release);
+        free_for(&other, &name, "after its release was dropped").await;
+    }
+}
+
+/// Runs code on a thread that has no runtime.
+async fn elsewhere<T: Send + 'static>(code: impl FnOnce() -> T + Send + 'static) -> T {
+    let (reply, answer) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || reply.send(code()));
+    soon("the thread without a runtime", answer).await.expect("the thread without a runtime ends well")
+}
+

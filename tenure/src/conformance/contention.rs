@@ -1,0 +1,130 @@
+//! Many holders at once, judged by their history.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::support::SOON;
+use super::{Call, Fault, Faulty, History, Subject, Verdict};
+use crate::guard::Guard;
+use crate::locks::Locks;
+use crate::record::Name;
+
+const TASKS: usize = 32;
+const PROCESSES: usize = 4;
+pub(super) const TIME: Duration = Duration::from_secs(3);
+
+/// Any number.
+pub(super) fn random() -> u32 {
+    getrandom::u32().expect("the operating system has random numbers")
+}
+
+/// Up to this long.
+fn at_most(time: Duration) -> Duration {
+    time.mul_f64(f64::from(random()) / f64::from(u32::MAX))
+}
+
+/// 32 tasks in several processes want the same few names for some seconds: no two have one at a time, and tokens rise.
+pub async fn contention_yields_a_history_without_overlap(subject: &Subject) {
+    let mut processes = Vec::new();
+    for _ in 0..PROCESSES {
+        processes.push(subject.connect().await);
+    }
+    let history = workload(&processes, subject.names(3), subject.ttl(), async { sleep(TIME).await }).await;
+    judge(&history, 50);
+}
+
+/// The same while the store fails, is slow and loses replies, so that terms are lost and claims orphaned.
+pub async fn contention_on_a_faulty_store_yields_a_history_without_overlap(subject: &Subject) {
+    let (mut processes, mut stores) = (Vec::new(), Vec::new());
+    for _ in 0..PROCESSES {
+        let (locks, faulty) = subject.connect_faulty().await;
+        processes.push(locks);
+        stores.push(faulty);
+    }
+    let history = workload(&processes, subject.names(3), subject.ttl(), nemesis(&stores)).await;
+    judge(&history, 5);
+}
+
+pub(super) fn judge(history: &History, least: usize) {
+    assert_eq!(history.check(), Verdict::Ok, "the history of {} operations", history.operations().len());
+    let count = history.operations().len();
+    assert!(count >= 2 * least, "only {count} operations in {TIME:?}");
+}
+
+/// Makes calls fail, each in another way.
+async fn nemesis(stores: &[Faulty]) {
+    let until = Instant::now() + TIME;
+    while Instant::now() < until {
+        for store in stores {
+            store.next(Call::ALL[random() as usize % 3], random_fault());
+        }
+        sleep(at_most(Duration::from_millis(100))).await;
+    }
+    stores.iter().for_each(Faulty::heal);
+}
+
+fn random_fault() -> Fault {
+    match random() % 6 {
+        0 => Fault::Fail,
+        1 | 2 => Fault::LoseReply,
+        3 => Fault::Delay(at_most(Duration::from_millis(300))),
+        4 => Fault::DelayReply(at_most(Duration::from_millis(300))),
+        // For longer than a short term lasts.
+        _ => Fault::DelayReply(Duration::from_millis(1200)),
+    }
+}
+
+/// Tasks that hold names for a moment, until `end`.
+pub(super) async fn workload(processes: &[Locks], names: Vec<Name>, ttl: Duration, end: impl Future<Output = ()>) -> History {
+    let (history, names): (_, Arc<[Name]>) = (History::new(), names.into());
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let locks = processes[task % processes.len()].clone();
+        let holder = format!("{}/{task}", std::process::id());
+        tasks.spawn(hold_again_and_again(locks, names.clone(), ttl, history.clone(), holder));
+    }
+    end.await;
+    tasks.shutdown().await;
+    history
+}
+
+async fn hold_again_and_again(locks: Locks, names: Arc<[Name]>, ttl: Duration, history: History, holder: String) {
+    loop {
+        let name = &names[random() as usize % names.len()];
+        let acquire = locks.lock(name).ttl(ttl).into_future();
+        // Some give up while they wait.
+        let patience = if random().is_multiple_of(4) { at_most(Duration::from_millis(50)) } else { SOON };
+        let Ok(Ok(guard)) = timeout(patience, acquire).await else { continue };
+        let Some(held) = Held::new(&history, &holder, &guard) else { continue };
+        let hold = if random().is_multiple_of(50) { 2 * ttl } else { Duration::from_millis(3) };
+        let _ = guard.run(sleep(at_most(hold))).await;
+        drop(held);
+        if random().is_multiple_of(2) {
+            // It may have been lost.
+            let _ = guard.release().await;
+        }
+    }
+}
+
+/// A holder's belief: recorded when it begins and, however it ends, before the guard goes.
+struct Held<'a> {
+    history: &'a History,
+    holder: &'a str,
+    guard: &'a Guard,
+}
+
+impl<'a> Held<'a> {
+    fn new(history: &'a History, holder: &'a str, guard: &'a Guard) -> Option<Self> {
+        history.granted(holder, guard).then(|| Self { history, holder, guard })
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.history.ended(self.holder, self.guard);
+    }
+}

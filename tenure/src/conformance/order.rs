@@ -1,0 +1,146 @@
+//! What the engine asks of a store is in order, and within the contract.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::support::{LONG, hold, poll_once, soon, taken_in};
+use super::{Call, Fault, Faulty, Gate, Subject};
+use crate::locks::Locks;
+use crate::record::Name;
+
+const LOAD: Duration = Duration::from_secs(2);
+
+/// A claim is not sent while this process's release of the name is under way.
+pub async fn a_claim_waits_for_the_release_before_it(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let (name, gate) = (subject.name(), Gate::new());
+    let guard = hold(&locks, &name).await;
+    let token = guard.token();
+    faulty.next(Call::Release, Fault::Hold(gate.clone()));
+    drop(guard);
+    soon("the release arrives", gate.reached()).await;
+    let claims = faulty.calls(Call::Claim);
+    let mut acquires = [locks.lock(&name).ttl(LONG).into_future(), locks.lock(&name).ttl(LONG).into_future()];
+    for acquire in &mut acquires {
+        assert!(poll_once(acquire).await.is_pending());
+    }
+    taken_in(&locks).await;
+    // Another name's claim goes past, so the engine is not just slow.
+    drop(hold(&locks, &subject.name()).await);
+    assert_eq!(faulty.calls(Call::Claim), claims + 1, "a claim was sent while the release was under way");
+    gate.open();
+    let [first, _second] = acquires;
+    let guard = soon("the claim is granted", first).await.expect("a free name is granted");
+    assert!(guard.token() > token, "token {} follows {token}", guard.token());
+    assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
+}
+
+/// A release is not sent while a renewal of the name is under way, and the name is free afterwards.
+pub async fn a_release_waits_for_the_renewal_before_it(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let gate = Gate::new();
+    faulty.next(Call::Renew, Fault::Hold(gate.clone()));
+    let lock = locks.lock(subject.name()).ttl(4 * subject.ttl()).renew_every(subject.ttl() / 4);
+    let guard = soon("a free name is granted", lock.into_future()).await.expect("a free name is granted");
+    soon("a renewal", gate.reached()).await;
+    let release = guard.release();
+    taken_in(&locks).await;
+    assert_eq!(faulty.calls(Call::Release), 0, "a release was sent while the renewal was under way");
+    gate.open();
+    soon("the release", release).await.expect("a held name can be released");
+    assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
+}
+
+/// While a name is held again, the search for an earlier claim of unknown outcome keeps out of the renewals' way.
+pub async fn a_search_for_an_orphan_waits_for_the_renewal_before_it(subject: &Subject) {
+    let limit = Duration::from_millis(300);
+    let faulty = Faulty::new(subject.instance()).with_about(|about| {
+        about.calls = 1;
+        about.statement_limit = limit;
+    });
+    let (locks, faulty) = subject.connect_to(faulty).await;
+    let (name, elsewhere) = (subject.name(), hold(&locks, &subject.name()).await);
+    faulty.next(Call::Claim, Fault::Abandon(Gate::new()));
+    faulty.always(Call::Claim, Fault::Fail);
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    soon("the claim arrives", faulty.arrived(Call::Claim, 2)).await;
+    drop(acquire);
+    soon("a search for what it left", faulty.answered(Call::Release, 1)).await;
+    faulty.heal();
+
+    let (renewal, release) = (Gate::new(), Gate::new());
+    faulty.next(Call::Renew, Fault::Hold(renewal.clone()));
+    faulty.next(Call::Release, Fault::Hold(release.clone()));
+    let lock = locks.lock(&name).ttl(LONG).renew_every(2 * limit);
+    let guard = soon("a free name is granted", lock.into_future()).await.expect("a free name is granted");
+    drop(elsewhere);
+    soon("a renewal", renewal.reached()).await;
+    release.open();
+    // Another name's release goes past, so the search has had its chance.
+    soon("a release", hold(&locks, &subject.name()).await.release()).await.expect("a held name can be released");
+    assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
+    renewal.open();
+    assert!(guard.is_held());
+}
+
+/// Under load, with acquires dropped at any moment and a store that is slow and loses replies, a name is never in two calls
+/// at once, and every batch is sorted and no larger than allowed.
+pub async fn a_name_is_never_in_two_calls_at_once(subject: &Subject) {
+    let faulty = Faulty::new(subject.instance()).with_about(|about| {
+        about.statement_limit = Duration::from_millis(20);
+        about.calls = 4;
+        about.batch = about.batch.min(3);
+    });
+    let (locks, faulty) = subject.connect_to(faulty).await;
+    let names: Arc<[Name]> = subject.names(6).into();
+    let until = Instant::now() + LOAD;
+    let mut tasks = JoinSet::new();
+    for task in 0..24 {
+        tasks.spawn(restless(locks.clone(), names.clone(), task, until));
+    }
+    while Instant::now() < until {
+        for call in Call::ALL {
+            faulty.next(call, random_fault());
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    faulty.heal();
+    let grants: usize = soon("the tasks end", tasks.join_all()).await.into_iter().sum();
+    assert!(grants > 20, "{grants} grants in {LOAD:?}");
+    assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
+}
+
+fn random_fault() -> Fault {
+    let random = super::contention::random();
+    let time = Duration::from_micros(u64::from(random >> 16) % 5_000);
+    match random % 4 {
+        0 => Fault::Fail,
+        1 => Fault::LoseReply,
+        2 => Fault::Delay(time),
+        _ => Fault::DelayReply(time),
+    }
+}
+
+/// Acquires, holds and lets go of names, and often changes its mind.
+async fn restless(locks: Locks, names: Arc<[Name]>, task: usize, until: Instant) -> usize {
+    let mut grants = 0;
+    while Instant::now() < until {
+        let random = super::contention::random();
+        let name = &names[(task + random as usize) % names.len()];
+        let patience = Duration::from_micros(u64::from(random >> 8) % 20_000);
+        let lock = locks.lock(name).ttl(Duration::from_secs(3)).renew_every(Duration::from_millis(5));
+        if let Ok(Ok(guard)) = timeout(patience, lock.into_future()).await {
+            grants += 1;
+            tokio::time::sleep(patience / 2).await;
+            if random.is_multiple_of(2) {
+                let _ = guard.release().await;
+            }
+        }
+    }
+    grants
+}

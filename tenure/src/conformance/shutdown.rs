@@ -1,0 +1,89 @@
+//! The end in order.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::support::{LONG, SOON, free_for, hold, is_closed_to, poll_once, soon};
+use super::{Call, Fault, Subject};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::guard::{Lost, Status, Why};
+
+/// A shutdown tells every holder, waits for its release, and goes on renewing meanwhile; nobody is turned out early.
+pub async fn shutdown_tells_holders_and_waits_for_them(subject: &Subject) {
+    let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
+    let lock = locks.lock(&name).ttl(subject.ttl()).into_future();
+    let guard = soon("a free name is granted", lock).await.expect("a free name is granted");
+    let mut watch = guard.watch();
+    let shutdown = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.shutdown(LONG).await }
+    });
+    let status = soon("word of the shutdown", watch.changed()).await;
+    assert!(matches!(status, Status::Closing), "in a shutdown the holder is told {status:?}");
+    sleep(2 * subject.ttl()).await;
+    assert!(guard.is_held() && !shutdown.is_finished(), "lost during a shutdown: {:?}", guard.status());
+    assert!(is_closed_to(&other, &name).await, "another was granted the name during a shutdown");
+    soon("a release", guard.release()).await.expect("a name can be released during a shutdown");
+    let left = soon("the shutdown ends with the last release", shutdown).await.expect("the shutdown ends well");
+    assert!(left.is_empty(), "a shutdown says that {left:?} could not be released");
+    free_for(&other, &name, "after its release").await;
+}
+
+/// From a shutdown on, new acquires are refused, and those who wait are turned away.
+pub async fn shutdown_refuses_new_acquires(subject: &Subject) {
+    let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
+    let (_theirs, ours) = (hold(&other, &name).await, hold(&locks, &subject.name()).await);
+    let mut waiter = locks.lock(&name).into_future();
+    assert!(poll_once(&mut waiter).await.is_pending());
+    let mut watch = ours.watch();
+    let shutdown = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.shutdown(LONG).await }
+    });
+    soon("word of the shutdown", watch.changed()).await;
+    let turned_away = soon("the waiter is turned away", waiter).await;
+    assert!(matches!(turned_away, Err(Error::Closed)), "in a shutdown a waiter is told {turned_away:?}");
+    let refused = soon("an answer", locks.lock(subject.name()).into_future()).await;
+    assert!(matches!(refused, Err(Error::Closed)), "in a shutdown a new acquire says {refused:?}");
+    drop(ours);
+    soon("the shutdown ends with the last release", shutdown).await.expect("the shutdown ends well");
+    let refused = soon("an answer", locks.try_lock(subject.name()).into_future()).await;
+    assert!(matches!(refused, Err(Error::Closed)), "after a shutdown a new acquire says {refused:?}");
+}
+
+/// When the holders' time is over, a shutdown releases what they have left, and they are told.
+pub async fn shutdown_releases_what_is_left(subject: &Subject) {
+    let (locks, other, names) = (subject.connect().await, subject.connect().await, subject.names(3));
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(hold(&locks, name).await);
+    }
+    let left = soon("a shutdown", locks.shutdown(Duration::from_millis(100))).await;
+    assert!(left.is_empty(), "a shutdown says that {left:?} could not be released");
+    for guard in &guards {
+        let Lost { why, .. } = soon("loss is signalled", guard.lost()).await;
+        assert!(matches!(why, Why::Closed), "a holder that did not let go is told {why}");
+        assert!(!guard.is_held(), "held after a shutdown");
+    }
+    for name in &names {
+        free_for(&other, name, "after a shutdown").await;
+    }
+}
+
+/// A shutdown says what it could not release, and does not wait for it for ever.
+pub async fn shutdown_returns_what_could_not_be_released(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let name = subject.name();
+    let guard = hold(&locks, &name).await;
+    faulty.always(Call::Release, Fault::Hang);
+    let began = Moment::now();
+    let shutdown = timeout(2 * SOON, locks.shutdown(Duration::ZERO)).await;
+    let left = shutdown.unwrap_or_else(|_| panic!("a shutdown still waits after {:?}", Moment::now() - began));
+    assert_eq!(left.len(), 1, "a shutdown says that {left:?} could not be released");
+    assert_eq!((&left[0].name, left[0].token), (&name, guard.token()));
+    assert!(matches!(left[0].error, Error::Store { .. }), "the reason is {}", left[0].error);
+    assert!(!guard.is_held(), "held after a shutdown");
+}

@@ -1,0 +1,77 @@
+//! What goes into a statement: its entries as JSON.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use super::STORE;
+use crate::error::{Error, Result};
+use crate::store::{Claim, Ended, Renewal};
+
+/// The longest time that is told from longer ones: a century. Sums with the clock then stay exact.
+const LONGEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
+
+#[derive(Serialize)]
+pub(super) struct ClaimEntry<'a> {
+    name: &'a str,
+    owner: &'a str,
+    data: Option<&'a str>,
+    lease: String,
+    ttl: u64,
+    grace: u64,
+}
+
+impl<'a> ClaimEntry<'a> {
+    pub fn new(claim: &'a Claim) -> Self {
+        Self {
+            name: claim.name.as_str(),
+            owner: &claim.owner,
+            data: claim.data.as_deref(),
+            lease: claim.lease.to_string(),
+            ttl: micros(claim.ttl.get()),
+            grace: micros(claim.grace),
+        }
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct RenewalEntry<'a> {
+    name: &'a str,
+    lease: String,
+    first: u64,
+    ttl: u64,
+    rotate: bool,
+}
+
+impl<'a> RenewalEntry<'a> {
+    pub fn new(term: &'a Renewal) -> Self {
+        let (name, lease) = (term.name.as_str(), term.lease.to_string());
+        Self { name, lease, first: term.first.0, ttl: micros(term.ttl.get()), rotate: term.rotate }
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct EndedEntry<'a> {
+    name: &'a str,
+    lease: String,
+    first: Option<u64>,
+    evicted_by: Option<&'a str>,
+}
+
+impl<'a> EndedEntry<'a> {
+    pub fn new(term: &'a Ended) -> Self {
+        let (name, lease) = (term.name.as_str(), term.lease.to_string());
+        Self { name, lease, first: term.first.map(|first| first.0), evicted_by: term.evicted_by.as_deref() }
+    }
+}
+
+/// One JSON array of all entries.
+pub(super) fn json(entries: impl IntoIterator<Item = impl Serialize>) -> Result<String> {
+    let mut text = Vec::new();
+    serde_json::Serializer::new(&mut text).collect_seq(entries).map_err(|error| Error::permanent(STORE, error))?;
+    String::from_utf8(text).map_err(|error| Error::permanent(STORE, error))
+}
+
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(LONGEST).min(LONGEST)
+}

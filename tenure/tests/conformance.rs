@@ -1,0 +1,104 @@
+//! Every promise on every store: one line per store.
+//!
+//! A store that is not there is skipped, visibly; if `TENURE_TEST_REQUIRE` lists it (`memory,sqlite`), it fails.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Completion, Trial};
+use tenure::conformance::{self, PROMISES, Promise, Subject};
+use tenure::store::memory::{ManualClock, MemoryStore};
+
+/// Stores whose absence is a failure.
+const REQUIRE: &str = "TENURE_TEST_REQUIRE";
+
+/// A store to test, or why it is not there.
+type Found = Result<Arc<Subject>, String>;
+
+fn main() -> ExitCode {
+    // A child is over when this `main` is, and with it what it holds.
+    let child = conformance::child_role(|url| tenure::connect(url));
+    if child.is_some() {
+        return ExitCode::SUCCESS;
+    }
+    let folder = Folder::new();
+    let stores = [("memory", memory()), ("sqlite", sqlite(&folder))];
+    let trials = stores.into_iter().flat_map(|(store, found)| trials(store, &found)).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn memory() -> Found {
+    let store = MemoryStore::new();
+    let by_hand = || {
+        let clock = ManualClock::new();
+        let store = MemoryStore::with_clock(clock.clone());
+        Subject::new(move || Arc::new(store.clone())).moved(move |time| clock.advance(time))
+    };
+    Ok(Arc::new(Subject::new(move || Arc::new(store.clone())).with_clock(by_hand)))
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite(folder: &Folder) -> Found {
+    at_url(format!("sqlite:{}", folder.0.join("locks.db").display()))
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn sqlite(_: &Folder) -> Found {
+    Err("the feature `sqlite` is off".into())
+}
+
+/// A store that this process and others find by its URL.
+#[cfg(feature = "sqlite")]
+fn at_url(url: String) -> Found {
+    use tenure::store::url::store_at;
+
+    store_at(&url).map_err(|error| error.to_string())?;
+    let make = url.clone();
+    Ok(Arc::new(Subject::new(move || store_at(&make).expect("the URL was good before")).url(url)))
+}
+
+fn trials(store: &'static str, found: &Found) -> Vec<Trial> {
+    let required = std::env::var(REQUIRE).unwrap_or_default().split(',').any(|required| required.trim() == store);
+    match found {
+        Ok(subject) => PROMISES.iter().map(|promise| trial(store, promise, subject.clone())).collect(),
+        Err(why) if required => {
+            let why = format!("{why}, and {REQUIRE} lists it");
+            vec![Trial::test(format!("{store}::is_there"), move || Err(why.into()))]
+        }
+        Err(why) => vec![skip(format!("{store}::is_there"), why.clone())],
+    }
+}
+
+fn trial(store: &str, promise: &'static Promise, subject: Arc<Subject>) -> Trial {
+    let name = format!("{store}::{}", promise.name);
+    if !promise.applies_to(&subject) {
+        return skip(name, "the store is not for several processes".into());
+    }
+    Trial::test(name, move || {
+        promise.run(&subject);
+        Ok(())
+    })
+}
+
+fn skip(name: String, why: String) -> Trial {
+    Trial::ignorable_test(name, move || Ok(Completion::ignored_with(why)))
+}
+
+/// A folder of this run's own.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("conformance-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("the target folder can be written");
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left is in the way of nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
