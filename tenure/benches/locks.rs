@@ -53,7 +53,10 @@ async fn sqlite() {
     }
     let ratios = batched.iter().zip(&single).map(|(batched, single)| batched / single).collect();
     println!("sqlite: {TASKS} tasks, distinct names: {} cycles/s", Spread(batched));
-    println!("sqlite: one claim row and one release row a cycle, each its own transaction: {} cycles/s", Spread(single));
+    println!(
+        "sqlite: one claim row and one release row a cycle, each its own transaction: {} cycles/s",
+        Spread(single)
+    );
     println!("sqlite: ratio {}", Spread(ratios));
 }
 
@@ -70,7 +73,9 @@ async fn held(store: Arc<dyn Store>) {
     let entries = (store.entries(Call::Renew) - entries) as f64 / 2.0;
     let share = (cpu_time() - cpu).as_secs_f64() / (2 * PERIOD).as_secs_f64() * 100.0;
     let name = store.about().store;
-    println!("{name}: {HELD} held: {calls} renewal calls and {entries} renewals a period of {PERIOD:?}, {share:.2} % of a core");
+    println!(
+        "{name}: {HELD} held: {calls} renewal calls and {entries} renewals a period of {PERIOD:?}, {share:.2} % of a core"
+    );
     assert!(guards.iter().all(Guard::is_held));
     drop(guards);
     locks.shutdown(Duration::from_secs(5)).await;
@@ -88,7 +93,8 @@ async fn hold(locks: &Locks, count: usize) -> Vec<Guard> {
 /// Cycles a second: each task locks and releases a name of its own, over and over.
 async fn cycles(locks: &Locks, count: usize) -> f64 {
     let start = Instant::now();
-    let tasks: Vec<_> = (0..TASKS).map(|task| tokio::spawn(cycle(locks.clone(), format!("cycle/{task}"), count))).collect();
+    let tasks: Vec<_> =
+        (0..TASKS).map(|task| tokio::spawn(cycle(locks.clone(), format!("cycle/{task}"), count))).collect();
     for task in tasks {
         task.await.expect("no panic");
     }

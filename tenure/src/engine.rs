@@ -382,26 +382,26 @@ impl Engine {
     async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>, mut hints: mpsc::UnboundedReceiver<Change>) {
         let mut mail = Vec::new();
         while !self.is_over() {
+            let (mut done, mut hint) = (None, None);
             let wake = self.next_wake();
             tokio::select! {
                 received = messages.recv_many(&mut mail, 4096), if !messages.is_closed() || !messages.is_empty() => {
                     if received == 0 { self.part(None) }
                 }
-                Some(done) = self.calls.join_next() => self.finish(done),
-                Some(hint) = hints.recv() => self.take_hint(hint),
+                Some(answer) = self.calls.join_next() => done = Some(answer),
+                Some(change) = hints.recv() => hint = Some(change),
                 () = sleep(wake.unwrap_or(RECHECK)), if wake.is_some() => {}
                 else => return,
             }
+            // Read before anything is judged by it.
             self.desk.now = Moment::now();
-            for message in mail.drain(..) {
-                self.take(message);
-            }
+            mail.drain(..).for_each(|message| self.take(message));
             // All that has arrived by now travels in the next calls together.
-            while let Some(done) = self.calls.try_join_next() {
-                self.finish(done);
+            while let Some(answer) = done.take().or_else(|| self.calls.try_join_next()) {
+                self.finish(answer);
             }
-            while let Ok(hint) = hints.try_recv() {
-                self.take_hint(hint);
+            while let Some(change) = hint.take().or_else(|| hints.try_recv().ok()) {
+                self.take_hint(change);
             }
             self.ring_alarms();
             self.go_on_closing();

@@ -15,6 +15,12 @@ use crate::locks::Locks;
 const POLLS: usize = 4;
 const DELAY: Duration = Duration::from_millis(10);
 
+/// A store that may carry out a claim for some time after its caller is gone.
+async fn with_statement_limit(subject: &Subject) -> (Locks, Faulty) {
+    let limit = Duration::from_millis(500);
+    subject.connect_to(Faulty::new(subject.instance()).with_about(|about| about.statement_limit = limit)).await
+}
+
 /// An acquire that is dropped leaves the name free, however often it was polled and whatever the store was at.
 pub async fn a_dropped_acquire_leaves_nothing(subject: &Subject) {
     let (locks, faulty) = subject.connect_faulty().await;
@@ -39,9 +45,11 @@ pub async fn a_dropped_acquire_leaves_nothing(subject: &Subject) {
 
 /// An acquire that is dropped at each step of its claim, seen from the store, leaves the name free.
 pub async fn an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing(subject: &Subject) {
-    let (locks, faulty) = subject.connect_faulty().await;
+    let (locks, faulty) = with_statement_limit(subject).await;
     let other = subject.connect().await;
-    for fault in [Fault::Hold, Fault::HoldReply, Fault::Abandon] {
+    let steps: [(&str, fn(Gate) -> Fault); 3] =
+        [("is sent", Fault::Hold), ("is carried out", Fault::HoldReply), ("has lost its connection", Fault::Abandon)];
+    for (step, fault) in steps {
         let (name, gate) = (subject.name(), Gate::new());
         faulty.next(Call::Claim, fault(gate.clone()));
         let mut acquire = locks.lock(&name).ttl(LONG).into_future();
@@ -51,7 +59,7 @@ pub async fn an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing(subj
         taken_in(&locks).await;
         gate.open();
         soon("the claim is carried out", gate.passed()).await;
-        free_for(&other, &name, &format!("after its asker went, {:?}", fault(Gate::new()))).await;
+        free_for(&other, &name, &format!("after its asker went when its claim {step}")).await;
     }
 }
 
@@ -107,9 +115,7 @@ pub async fn a_timed_out_acquire_leaves_nothing(subject: &Subject) {
 
 /// A claim that the store carries out after its asker is gone, and was told so, is found and released.
 pub async fn a_claim_granted_after_its_asker_gave_up_is_released(subject: &Subject) {
-    let limit = Duration::from_millis(500);
-    let faulty = Faulty::new(subject.instance()).with_about(|about| about.statement_limit = limit);
-    let (locks, faulty) = subject.connect_to(faulty).await;
+    let (locks, faulty) = with_statement_limit(subject).await;
     let (bare, name, gate) = (Bare::open(subject).await, subject.name(), Gate::new());
     faulty.next(Call::Claim, Fault::Abandon(gate.clone()));
     faulty.always(Call::Claim, Fault::Fail);
@@ -197,4 +203,3 @@ async fn elsewhere<T: Send + 'static>(code: impl FnOnce() -> T + Send + 'static)
     std::thread::spawn(move || reply.send(code()));
     soon("the thread without a runtime", answer).await.expect("the thread without a runtime ends well")
 }
-

@@ -83,7 +83,8 @@ fn check_name(name: &Name, terms: &mut [Term]) -> Verdict {
 
 /// Neighbours are enough: of terms that overlap, two are neighbours.
 fn check_pair(name: &Name, earlier: &Term, later: &Term) -> Verdict {
-    let both = format!("{name}: {} (token {}) and {} (token {})", earlier.holder, earlier.token, later.holder, later.token);
+    let both =
+        format!("{name}: {} (token {}) and {} (token {})", earlier.holder, earlier.token, later.holder, later.token);
     if earlier.token >= later.token {
         return Verdict::Illegal(format!("{both}: the token did not rise"));
     }

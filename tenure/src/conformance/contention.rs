@@ -79,7 +79,12 @@ fn random_fault() -> Fault {
 }
 
 /// Tasks that hold names for a moment, until `end`.
-pub(super) async fn workload(processes: &[Locks], names: Vec<Name>, ttl: Duration, end: impl Future<Output = ()>) -> History {
+pub(super) async fn workload(
+    processes: &[Locks],
+    names: Vec<Name>,
+    ttl: Duration,
+    end: impl Future<Output = ()>,
+) -> History {
     let (history, names): (_, Arc<[Name]>) = (History::new(), names.into());
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {

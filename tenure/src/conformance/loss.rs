@@ -99,7 +99,8 @@ pub async fn a_blocked_runtime_loses_nothing(subject: &Subject) {
 pub async fn an_ordinary_release_is_not_loss(subject: &Subject) {
     let locks = subject.connect().await;
     let (released, dropped) = (subject.name(), subject.name());
-    let guards = [hold_briefly(&locks, &released, subject.ttl()).await, hold_briefly(&locks, &dropped, subject.ttl()).await];
+    let guards =
+        [hold_briefly(&locks, &released, subject.ttl()).await, hold_briefly(&locks, &dropped, subject.ttl()).await];
     let mut signals = guards.each_ref().map(Guard::lost);
     let mut watches = guards.each_ref().map(Guard::watch);
     let [release, drop_it] = guards;

@@ -11,18 +11,117 @@ use crate::store::{Claim, Outcome, Page};
 /// Names that something between here and the disk might fold, trim, cut, escape or interpret.
 const ODD: &[&str] = &[
     // Case and blanks.
-    "report", "Report", "REPORT", "report ", "report  ", " report", "report\u{a0}", "report\u{3000}", "report\u{200b}",
+    "report",
+    "Report",
+    "REPORT",
+    "report ",
+    "report  ",
+    " report",
+    "report\u{a0}",
+    "report\u{3000}",
+    "report\u{200b}",
     // One letter written in two ways, and letters that collations take for the same.
-    "\u{e9}", "e\u{301}", "e", "ß", "ss", "SS", "ﬁ", "fi", "ı", "i", "I", "İ", "Å", "\u{212b}", "K", "\u{212a}", "²", "2",
+    "\u{e9}",
+    "e\u{301}",
+    "e",
+    "ß",
+    "ss",
+    "SS",
+    "ﬁ",
+    "fi",
+    "ı",
+    "i",
+    "I",
+    "İ",
+    "Å",
+    "\u{212b}",
+    "K",
+    "\u{212a}",
+    "²",
+    "2",
     // Patterns, quotes, escapes, variables, comments.
-    "%", "_", "a%", "a_", "ab", "a*", "a?", "[a]", "[^a]", "{a}", "(a|b)", "a\\", "a\\\\", "a\\%", "a'", "a''", "a\"",
-    "a`", "$", "$a", "$1", "$$NOW", "${a}", "a.b", "a.$", "a;b", "a--b", "a/*b*/", "a#b", "a:b", "a@b", "a&b", "a=b",
-    "a+b", "a,b", "a~b", "a!b", "a<b>", "%s%n", "%00", "\\x00", "\\u0000",
+    "%",
+    "_",
+    "a%",
+    "a_",
+    "ab",
+    "a*",
+    "a?",
+    "[a]",
+    "[^a]",
+    "{a}",
+    "(a|b)",
+    "a\\",
+    "a\\\\",
+    "a\\%",
+    "a'",
+    "a''",
+    "a\"",
+    "a`",
+    "$",
+    "$a",
+    "$1",
+    "$$NOW",
+    "${a}",
+    "a.b",
+    "a.$",
+    "a;b",
+    "a--b",
+    "a/*b*/",
+    "a#b",
+    "a:b",
+    "a@b",
+    "a&b",
+    "a=b",
+    "a+b",
+    "a,b",
+    "a~b",
+    "a!b",
+    "a<b>",
+    "%s%n",
+    "%00",
+    "\\x00",
+    "\\u0000",
     // Slashes, and what might be taken for something else than text.
-    "/", "//", "a/", "a//b", "..", "../a", "0", "00", "-1", "1e3", "NaN", "null", "NULL", "true", "undefined",
+    "/",
+    "//",
+    "a/",
+    "a//b",
+    "..",
+    "../a",
+    "0",
+    "00",
+    "-1",
+    "1e3",
+    "NaN",
+    "null",
+    "NULL",
+    "true",
+    "undefined",
     // Scripts, directions, joiners, the last of code points.
-    "日本語", "한국어", "العربية", "עברית", "हिन्दी", "ไทย", "Ελληνικά", "кириллица", "አማርኛ", "ქართული", "Հայերեն", "தமிழ்",
-    "မြန်မာ", "𓀀", "𝒳", "😀", "👩‍👩‍👧", "🇩🇪", "\u{202e}a", "\u{feff}a", "\u{fffd}", "\u{ffff}", "\u{10ffff}",
+    "日本語",
+    "한국어",
+    "العربية",
+    "עברית",
+    "हिन्दी",
+    "ไทย",
+    "Ελληνικά",
+    "кириллица",
+    "አማርኛ",
+    "ქართული",
+    "Հայերեն",
+    "தமிழ்",
+    "မြန်မာ",
+    "𓀀",
+    "𝒳",
+    "😀",
+    "👩‍👩‍👧",
+    "🇩🇪",
+    "\u{202e}a",
+    "\u{feff}a",
+    "\u{fffd}",
+    "\u{ffff}",
+    "\u{10ffff}",
 ];
 
 /// Odd names: one letter, 255 bytes, every script, quotes, patterns, case and blanks. All are different names.
@@ -33,7 +132,8 @@ fn odd_names(prefix: &str) -> Vec<Name> {
     };
     let tails = [long("x", "a"), long("x", "b"), long("x", "A"), long("é", "a"), long("😀", "a"), long("日", " ")];
     let tails = ODD.iter().map(|tail| (*tail).to_owned()).chain(tails);
-    let mut names: Vec<Name> = tails.map(|tail| Name::new(format!("{prefix}{tail}")).expect("within the rule")).collect();
+    let mut names: Vec<Name> =
+        tails.map(|tail| Name::new(format!("{prefix}{tail}")).expect("within the rule")).collect();
     names.sort_unstable();
     names
 }
@@ -114,7 +214,19 @@ pub async fn list_pages_in_order(subject: &Subject) {
 
 /// Owner and data come back as they were given, whatever is in them.
 pub async fn owner_and_data_are_kept_intact(subject: &Subject) {
-    let odd = ["$x", "$$NOW", "a'b\"c`d", "back\\slash", "100%", "_", " blanks ", "日本語 😀 é e\u{301}", "{}", "null", "-- x"];
+    let odd = [
+        "$x",
+        "$$NOW",
+        "a'b\"c`d",
+        "back\\slash",
+        "100%",
+        "_",
+        " blanks ",
+        "日本語 😀 é e\u{301}",
+        "{}",
+        "null",
+        "-- x",
+    ];
     let reader = subject.connect().await;
     for text in odd {
         let data = serde_json::json!({
@@ -142,7 +254,9 @@ pub async fn data_of_any_size_is_kept(subject: &Subject) {
         let record = store.find(&name).await.expect("a held name is listed");
         let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("data is JSON");
         assert_eq!(record.data.as_deref().map(value), data.map(value), "the data has changed");
-        let Outcome::Busy(Some(record)) = store.claim(&claim_of(&name, LONG)).await else { panic!("held, and not busy") };
+        let Outcome::Busy(Some(record)) = store.claim(&claim_of(&name, LONG)).await else {
+            panic!("held, and not busy")
+        };
         assert_eq!(record.data.as_deref().map(value), data.map(value), "the data has changed");
         assert!(store.release(&end_of(&claim, token)).await);
     }

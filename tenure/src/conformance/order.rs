@@ -104,10 +104,8 @@ pub async fn a_name_is_never_in_two_calls_at_once(subject: &Subject) {
         tasks.spawn(restless(locks.clone(), names.clone(), task, until));
     }
     while Instant::now() < until {
-        for call in Call::ALL {
-            faulty.next(call, random_fault());
-        }
-        tokio::time::sleep(Duration::from_millis(3)).await;
+        faulty.next(Call::ALL[super::contention::random() as usize % 3], random_fault());
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     faulty.heal();
     let grants: usize = soon("the tasks end", tasks.join_all()).await.into_iter().sum();
@@ -132,11 +130,11 @@ async fn restless(locks: Locks, names: Arc<[Name]>, task: usize, until: Instant)
     while Instant::now() < until {
         let random = super::contention::random();
         let name = &names[(task + random as usize) % names.len()];
-        let patience = Duration::from_micros(u64::from(random >> 8) % 20_000);
+        let patience = Duration::from_micros(u64::from(random >> 8) % 50_000);
         let lock = locks.lock(name).ttl(Duration::from_secs(3)).renew_every(Duration::from_millis(5));
         if let Ok(Ok(guard)) = timeout(patience, lock.into_future()).await {
             grants += 1;
-            tokio::time::sleep(patience / 2).await;
+            tokio::time::sleep(patience / 8).await;
             if random.is_multiple_of(2) {
                 let _ = guard.release().await;
             }

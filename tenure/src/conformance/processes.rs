@@ -101,7 +101,7 @@ fn hold_in_task(locks: Locks, orders: &Orders) -> tokio::runtime::Runtime {
 
 fn contend(locks: Locks, orders: &Orders) {
     let names = orders.names.iter().map(|name| Name::new(name).expect("the parent's names are names")).collect();
-    let history = runtime().block_on(workload(&[locks], names, orders.ttl, sleep(TIME)));
+    let history = runtime().block_on(workload(&[locks], names, orders.ttl, async { sleep(TIME).await }));
     for operation in history.operations() {
         say(&serde_json::to_string(&Line::from(operation)).expect("an operation is JSON"));
     }
@@ -259,6 +259,7 @@ pub async fn contending_processes_yield_a_history_without_overlap(subject: &Subj
     }
     judge(&history, 20);
     let owners = history.operations().into_iter().map(|operation| operation.holder);
-    let owners: std::collections::HashSet<_> = owners.filter_map(|holder| holder.split('/').next().map(str::to_owned)).collect();
+    let owners: std::collections::HashSet<_> =
+        owners.filter_map(|holder| holder.split('/').next().map(str::to_owned)).collect();
     assert_eq!(owners.len(), processes.len(), "only the processes {owners:?} were ever granted a name");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Faulty;
 use crate::clock::Moment;
 use crate::locks::Locks;
-use crate::record::{Name, Ttl};
+use crate::record::Name;
 use crate::store::Store;
 
 /// Short, and still long enough for a busy machine to renew in time.
@@ -122,10 +122,6 @@ impl Subject {
 
     pub(super) fn ttl(&self) -> Duration {
         self.ttl
-    }
-
-    pub(super) fn term(&self) -> Ttl {
-        Ttl::new(self.ttl).expect("the subject's TTL is within the limits")
     }
 
     /// A prefix that nobody else uses; it ends with a slash.

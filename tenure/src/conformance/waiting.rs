@@ -28,7 +28,7 @@ pub async fn an_expiry_wakes_a_waiter(subject: &Subject) {
     let locks = subject.connect().await;
     let claim = super::support::claim_of(&subject.name(), subject.ttl());
     store.grant(&claim, "when nobody has it").await;
-    granted(&mut waiting(&locks, &claim.name).await).await;
+    drop(granted(&mut waiting(&locks, &claim.name).await).await);
 }
 
 /// Waiters in one process are served first come, first served; those who have gone are passed over.
@@ -61,9 +61,9 @@ pub async fn a_release_wakes_a_waiter_in_the_same_process(subject: &Subject) {
     let guard = hold(&locks, &name).await;
     let mut waiters = [waiting(&locks, &name).await, waiting(&locks, &name).await];
     soon("a release", guard.release()).await.expect("a held name can be released");
-    let guard = granted(&mut waiters[0]).await;
-    drop(guard);
-    granted(&mut waiters[1]).await;
+    for waiter in &mut waiters {
+        drop(granted(waiter).await);
+    }
 }
 
 /// An acquire that stands in the queue, of a name that somebody holds.

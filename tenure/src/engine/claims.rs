@@ -176,7 +176,7 @@ impl Slot {
     }
 
     pub(super) fn send_claim(&mut self, desk: &mut Desk) -> Option<Claim> {
-        if !self.wants_claim(desk.now) {
+        if self.under.is_some() || !self.wants_claim(desk.now) {
             return None;
         }
         let first = self.waiters.front()?;

@@ -96,7 +96,8 @@ impl Slot {
     }
 
     pub(super) fn send_end(&mut self, desk: &mut Desk) -> Option<Ended> {
-        let end = self.ready_end(desk.now)?;
+        // A renewal may have gone out while this stood in the queue.
+        let end = self.ready_end(desk.now).filter(|_| self.under.is_none())?;
         let entry = Ended { name: self.name.clone(), lease: end.lease, first: end.first, evicted_by: None };
         self.under = Some(Under::Release(end.lease));
         Some(entry)
