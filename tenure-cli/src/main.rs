@@ -16,6 +16,7 @@ mod supervise;
 mod terminal;
 mod watchdog;
 
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -55,6 +56,7 @@ fn start_log(globals: &Globals) -> anyhow::Result<()> {
     };
     let filter = EnvFilter::try_new(&filter)
         .map_err(|error| exit::usage(format!("TENURE_LOG {filter:?} is not a filter such as debug: {error}")))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(output::colour()).init();
+    let colour = output::colour(&io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colour).init();
     Ok(())
 }

@@ -27,7 +27,9 @@ mod checker;
 mod contention;
 mod events;
 mod exclusion;
+mod failures;
 mod faulty;
+mod gate;
 mod history;
 mod loss;
 mod names;
@@ -42,7 +44,8 @@ mod tokens;
 mod waiting;
 
 pub use checker::{Verdict, check};
-pub use faulty::{Call, Fault, Faulty, Gate};
+pub use faulty::{Call, Fault, Faulty};
+pub use gate::Gate;
 pub use history::{History, Operation, What};
 pub use processes::{Child, child_role};
 pub use subject::Subject;
@@ -143,10 +146,12 @@ promises! {
         an_acquire_dropped_while_waiting_leaves_nothing,
         a_timed_out_acquire_leaves_nothing,
         a_claim_granted_after_its_asker_gave_up_is_released,
+        a_late_duplicate_of_a_claim_is_released,
         a_dropped_guard_frees,
         a_guard_dropped_without_a_runtime_frees,
         a_panic_in_the_holder_frees,
         a_dropped_release_goes_on,
+        the_blocking_forms_wait_and_free,
     }
     processes (Url) {
         a_guard_held_at_the_end_of_main_frees,
@@ -166,8 +171,17 @@ promises! {
         a_retried_release_is_not_loss,
         eviction_is_told_on_the_next_renewal,
         eviction_is_told_on_release,
+        eviction_by_the_same_process_is_told_at_once,
+        a_taken_name_is_told_with_its_new_holder,
         at_risk_is_told_before_loss_and_taken_back,
         work_is_dropped_on_loss,
+    }
+    failures (Store) {
+        an_acquire_rides_out_failures_that_pass,
+        a_refusal_for_good_is_told_at_once,
+        an_acquire_on_a_failing_store_says_why,
+        a_release_that_fails_is_told,
+        a_dead_engine_is_told_as_loss,
     }
     slow (Store) {
         a_slow_grant_is_never_handed_out_expired,

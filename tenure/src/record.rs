@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -70,7 +71,8 @@ impl fmt::Debug for Name {
 /// The fencing number: each grant of a name has a larger one than all grants of that name before it.
 ///
 /// It fits a JSON number (it stays below 2^53) and follows the store's clock in microseconds since 1970.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Token(pub u64);
 
 impl fmt::Display for Token {

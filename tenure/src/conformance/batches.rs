@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::support::{Bare, LONG, SOON, claim_of, end_of, free_for, insist, poll_once, renewal_of, soon, taken_in};
@@ -179,14 +180,8 @@ pub async fn renewals_are_batched(subject: &Subject) {
     const NAMES: u64 = 100;
     let (locks, faulty) = subject.connect_faulty().await;
     let ttl = 3 * subject.ttl();
-    let acquires: Vec<Acquire> =
-        subject.names(NAMES as usize).iter().map(|name| locks.lock(name).ttl(ttl).into_future()).collect();
-    let mut guards = Vec::new();
-    for mut acquire in acquires {
-        assert!(poll_once(&mut acquire).await.is_pending());
-        guards.push(acquire);
-    }
-    let guards = all("a claim", guards).await;
+    let acquires = subject.names(NAMES as usize).into_iter().map(|name| locks.lock(name).ttl(ttl).into_future());
+    let guards = soon("the claims", acquires.collect::<JoinSet<_>>().join_all()).await;
     let renewed = async {
         while faulty.entries(Call::Renew) < 2 * NAMES {
             sleep(Duration::from_millis(20)).await;

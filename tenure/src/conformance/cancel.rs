@@ -10,10 +10,16 @@ use super::support::{Bare, LONG, free_for, hold, is_closed_to, poll_once, poll_t
 use super::{Call, Fault, Faulty, Gate, Subject};
 use crate::error::Error;
 use crate::locks::Locks;
+use crate::record::Name;
 
 /// How often an acquire may be polled before it is dropped; more often than it can be.
 const POLLS: usize = 4;
 const DELAY: Duration = Duration::from_millis(10);
+
+/// Where a claim can be when its asker goes.
+const STEPS: [(&str, Step); 3] =
+    [("is sent", Fault::Hold), ("is carried out", Fault::HoldReply), ("has lost its connection", Fault::Abandon)];
+type Step = fn(Gate) -> Fault;
 
 /// A store that may carry out a claim for some time after its caller is gone.
 async fn with_statement_limit(subject: &Subject) -> (Locks, Faulty) {
@@ -47,9 +53,7 @@ pub async fn a_dropped_acquire_leaves_nothing(subject: &Subject) {
 pub async fn an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing(subject: &Subject) {
     let (locks, faulty) = with_statement_limit(subject).await;
     let other = subject.connect().await;
-    let steps: [(&str, fn(Gate) -> Fault); 3] =
-        [("is sent", Fault::Hold), ("is carried out", Fault::HoldReply), ("has lost its connection", Fault::Abandon)];
-    for (step, fault) in steps {
+    for (step, fault) in STEPS {
         let (name, gate) = (subject.name(), Gate::new());
         faulty.next(Call::Claim, fault(gate.clone()));
         let mut acquire = locks.lock(&name).ttl(LONG).into_future();
@@ -65,10 +69,12 @@ pub async fn an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing(subj
 
 /// An acquire that is dropped when it was granted, but before it has seen the grant, leaves the name free.
 pub async fn an_acquire_dropped_after_its_grant_leaves_nothing(subject: &Subject) {
-    let (locks, other) = (subject.connect().await, subject.connect().await);
-    let name = subject.name();
+    let ((locks, faulty), other) = (subject.connect_faulty().await, subject.connect().await);
+    let (name, gate) = (subject.name(), Gate::new());
+    faulty.next(Call::Claim, Fault::Hold(gate.clone()));
     let mut acquire = locks.lock(&name).ttl(LONG).into_future();
     assert!(poll_once(&mut acquire).await.is_pending());
+    gate.open();
     let granted = async {
         while locks.holding().await.is_empty() {
             sleep(DELAY).await;
@@ -127,13 +133,27 @@ pub async fn a_claim_granted_after_its_asker_gave_up_is_released(subject: &Subje
     gate.open();
     soon("the claim is granted late", gate.passed()).await;
 
-    let released = async {
-        while bare.find(&name).await.is_some() {
-            sleep(DELAY).await;
-        }
-    };
-    soon("a claim granted when nobody wanted it any more is released", released).await;
+    soon("a claim granted when nobody wanted it any more is released", until_free(&bare, &name)).await;
     assert!(faulty.calls(Call::Release) >= 2, "freed without a second release");
+}
+
+/// A claim that was made again after its connection was lost, and that the store carries out once more after the
+/// release, is found and released.
+pub async fn a_late_duplicate_of_a_claim_is_released(subject: &Subject) {
+    let (locks, faulty) = with_statement_limit(subject).await;
+    let (bare, name, gate) = (Bare::open(subject).await, subject.name(), Gate::new());
+    faulty.next(Call::Claim, Fault::Abandon(gate.clone()));
+    let guard = hold(&locks, &name).await;
+    soon("a release", guard.release()).await.expect("a held name can be released");
+    gate.open();
+    soon("the first claim is carried out", gate.passed()).await;
+    soon("a claim carried out after the release is released", until_free(&bare, &name)).await;
+}
+
+async fn until_free(bare: &Bare, name: &Name) {
+    while bare.find(name).await.is_some() {
+        sleep(DELAY).await;
+    }
 }
 
 /// Dropping a guard frees the name.
@@ -195,6 +215,30 @@ pub async fn a_dropped_release_goes_on(subject: &Subject) {
         drop(release);
         free_for(&other, &name, "after its release was dropped").await;
     }
+}
+
+/// Acquire and release have forms for code without a runtime, which wait as the others do.
+pub async fn the_blocking_forms_wait_and_free(subject: &Subject) {
+    let ((locks, faulty), name) = (subject.connect_faulty().await, subject.name());
+    let guard = hold(&locks, &name).await;
+    let token = guard.token();
+    let (waiting, of) = (locks.clone(), name.clone());
+    let busy = elsewhere(move || waiting.try_lock(&of).blocking()).await.expect("busy is no error");
+    assert!(busy.is_none(), "granted to two at once");
+    let (waiting, of) = (locks.clone(), name.clone());
+    let waiter = elsewhere(move || {
+        let guard = waiting.lock(&of).ttl(LONG).blocking().expect("the name is granted after its release");
+        let later = guard.token();
+        guard.release_blocking().expect("a held name can be released");
+        later
+    });
+    let (later, ()) = tokio::join!(waiter, async {
+        sleep(DELAY).await;
+        drop(guard);
+    });
+    assert!(later > token, "token {later} follows {token}");
+    assert_eq!(faulty.calls(Call::Release), 2, "each was to be released once");
+    free_for(&subject.connect().await, &name, "after a blocking release").await;
 }
 
 /// Runs code on a thread that has no runtime.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::support::{SOON, soon};
+use super::support::{LONG, SOON, hold, soon};
 use super::{Call, Fault, Subject};
 use crate::event::{Event, EventKind, Events, Next};
 use crate::guard::Why;
@@ -16,8 +16,8 @@ pub async fn events_tell_of_an_ordinary_term(subject: &Subject) {
     let owner = "who holds it";
     let locks = Locks::on(subject.instance()).owner(owner).await.expect("the store can be opened");
     let (mut events, name) = (locks.events(), subject.name());
-    let ttl = subject.ttl();
-    let lock = locks.lock(&name).ttl(ttl).rotate_every(ttl / 2);
+    let every = Duration::from_millis(200);
+    let lock = locks.lock(&name).ttl(LONG).renew_every(every).rotate_every(2 * every);
     let guard = soon("a free name is granted", lock.into_future()).await.expect("a free name is granted");
     let granted = guard.token();
     assert_eq!(until(&mut events, &name, |kind| matches!(kind, EventKind::Acquired)).await.token, Some(granted));
@@ -48,7 +48,7 @@ pub async fn events_tell_of_a_loss(subject: &Subject) {
 pub async fn events_tell_of_contention_and_end_with_the_engine(subject: &Subject) {
     let holder = Locks::on(subject.instance()).owner("the other one").await.expect("the store can be opened");
     let (locks, name) = (subject.connect().await, subject.name());
-    let _guard = super::support::hold(&holder, &name).await;
+    let _guard = hold(&holder, &name).await;
     let mut events = locks.events();
     soon("an answer", locks.try_lock(&name).into_future()).await.expect("busy is no error");
     let theirs = |kind: &EventKind| matches!(kind, EventKind::Contended(Some(holder)) if holder == "the other one");

@@ -33,7 +33,8 @@ pub async fn busy_says_who_and_how_long(subject: &Subject) {
     let record = record.expect("with nobody else at it, a refusal says who holds the name");
     assert_eq!((&record.name, &*record.owner, record.lease), (&claim.name, &*claim.owner, claim.lease));
     assert_eq!((record.first, record.token), (token, token), "the record has another token than the grant");
-    assert_eq!(record.data::<serde_json::Value>().unwrap(), Some(serde_json::json!({ "job": 7 })));
+    let data: Option<serde_json::Value> = record.data().expect("data is JSON");
+    assert_eq!(data, Some(serde_json::json!({ "job": 7 })));
     let (passed, left) = (Duration::from_millis(50), record.remaining);
     assert!(left <= LONG - passed && left > LONG / 2, "{left:?} left of {LONG:?}, {passed:?} after the grant");
     assert!(record.held_for >= passed && record.held_for < LONG / 2, "held for {:?}", record.held_for);

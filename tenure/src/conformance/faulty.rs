@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::Gate;
 use crate::error::{Error, Result};
 use crate::record::{Name, Record};
 use crate::store::{About, Changes, Claim, Ended, Finding, Outcome, Page, Renewal, Renewed, Store};
@@ -39,6 +40,8 @@ pub enum Fault {
     Fail,
     /// It is not carried out, and fails for good.
     Refuse,
+    /// The store panics.
+    Panic,
     /// It is carried out after this time.
     Delay(Duration),
     /// It is carried out, and answered after this time.
@@ -51,65 +54,6 @@ pub enum Fault {
     HoldReply(Gate),
     /// The connection is lost, and the server carries it out all the same: when the gate opens.
     Abandon(Gate),
-}
-
-/// Where calls wait until a test lets them pass. Clones are the same gate.
-#[derive(Clone)]
-pub struct Gate(Arc<watch::Sender<GateState>>);
-
-#[derive(Debug, Default)]
-struct GateState {
-    reached: u64,
-    passed: u64,
-    open: bool,
-}
-
-impl Gate {
-    /// A closed one.
-    pub fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(GateState::default())))
-    }
-
-    /// Lets all pass, from now on.
-    pub fn open(&self) {
-        self.0.send_modify(|gate| gate.open = true);
-    }
-
-    /// Waits until a call has come to the gate.
-    pub async fn reached(&self) {
-        self.until(|gate| gate.reached > 0).await;
-    }
-
-    /// Waits until a call that came to the gate has been carried out.
-    pub async fn passed(&self) {
-        self.until(|gate| gate.passed > 0).await;
-    }
-
-    async fn until(&self, condition: impl FnMut(&GateState) -> bool) {
-        // It fails only without a sender, and this is one.
-        let _ = self.0.subscribe().wait_for(condition).await;
-    }
-
-    async fn wait(&self) {
-        self.0.send_modify(|gate| gate.reached += 1);
-        self.until(|gate| gate.open).await;
-    }
-
-    fn let_pass(&self) {
-        self.0.send_modify(|gate| gate.passed += 1);
-    }
-}
-
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.borrow().fmt(f)
-    }
-}
-
-impl Default for Gate {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 /// Wraps a store: its calls hang, fail, are delayed, or are carried out and their answers lost, as a test says.
@@ -259,6 +203,8 @@ impl Faulty {
             Some(Fault::Hang) => std::future::pending().await,
             Some(Fault::Fail) => Err(self.error(true, "told to fail")),
             Some(Fault::Refuse) => Err(self.error(false, "told to refuse")),
+            // Unlike `panic!` it prints nothing, and unwinds all the same.
+            Some(Fault::Panic) => std::panic::resume_unwind(Box::new("told to panic")),
             Some(Fault::Delay(time)) => {
                 sleep(time).await;
                 work.await

@@ -6,31 +6,37 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::support::{LONG, SOON, TICK, hold, is_closed_to, poll_once, soon};
+use super::support::{Bare, LONG, SOON, TICK, claim_of, hold, is_closed_to, poll_once, soon};
 use super::{Call, Fault, Subject};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::{Guard, Lost, Status, Why};
 use crate::locks::Locks;
 use crate::record::Name;
+use crate::store::{Claim, Ended};
 
 /// How late a signal may be on a machine that is busy.
 const LATE: Duration = Duration::from_secs(2);
+const RENEWALS: Duration = Duration::from_millis(300);
 
-/// Acquires with the subject's short TTL.
+/// Acquires for a time that may run out.
 async fn hold_briefly(locks: &Locks, name: &Name, ttl: Duration) -> Guard {
     soon("a free name is granted", locks.lock(name).ttl(ttl).into_future()).await.expect("a free name is granted")
+}
+
+/// Acquires with renewals that are far more frequent than they need to be.
+async fn hold_renewed(locks: &Locks, name: &Name, ttl: Duration) -> Guard {
+    let lock = locks.lock(name).ttl(ttl).renew_every(RENEWALS);
+    soon("a free name is granted", lock.into_future()).await.expect("a free name is granted")
 }
 
 /// The holder is told at its own deadline, before anybody else can have the name.
 async fn lost_at_the_deadline(subject: &Subject, fault: Fault) {
     let (locks, faulty) = subject.connect_faulty().await;
     let (other, name) = (subject.connect().await, subject.name());
+    faulty.always(Call::Renew, fault.clone());
     let guard = hold_briefly(&locks, &name, subject.ttl()).await;
     let mut next = other.lock(&name).ttl(LONG).into_future();
-    assert!(poll_once(&mut next).await.is_pending(), "granted to two at once");
-    faulty.always(Call::Renew, fault.clone());
-
     let signal = soon("loss is signalled", guard.lost());
     let (lost, at) = tokio::join!(async { (signal.await, Moment::now()) }, async {
         let next = soon("the name passes on", &mut next).await;
@@ -67,11 +73,10 @@ pub async fn loss_is_signalled_when_replies_are_lost(subject: &Subject) {
 
 /// One renewal that fails is made again in time.
 pub async fn a_single_failed_renewal_loses_nothing(subject: &Subject) {
-    let ttl = 2 * subject.ttl();
     for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang] {
         let (locks, faulty) = subject.connect_faulty().await;
         faulty.next(Call::Renew, fault.clone());
-        let guard = hold_briefly(&locks, &subject.name(), ttl).await;
+        let guard = hold_renewed(&locks, &subject.name(), 3 * subject.ttl()).await;
         let (first, token) = (guard.deadline(), guard.token());
         soon("the renewal is made again", faulty.arrived(Call::Renew, 2)).await;
         let renewed = async {
@@ -88,8 +93,9 @@ pub async fn a_single_failed_renewal_loses_nothing(subject: &Subject) {
 /// The heartbeat goes on while the application's own runtime is blocked.
 pub async fn a_blocked_runtime_loses_nothing(subject: &Subject) {
     let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
-    let guard = hold_briefly(&locks, &name, subject.ttl()).await;
-    std::thread::sleep(3 * subject.ttl());
+    let ttl = subject.ttl() * 3 / 2;
+    let guard = hold_briefly(&locks, &name, ttl).await;
+    std::thread::sleep(3 * ttl);
     assert!(guard.is_held(), "lost while the application's runtime was blocked: {:?}", guard.status());
     assert!(is_closed_to(&other, &name).await, "another was granted the name while the runtime was blocked");
     soon("a release", guard.release()).await.expect("what was held all the time can be released");
@@ -136,7 +142,7 @@ pub async fn a_retried_release_is_not_loss(subject: &Subject) {
 /// A holder whose name was freed by an operator hears by whom, at its next renewal.
 pub async fn eviction_is_told_on_the_next_renewal(subject: &Subject) {
     let (locks, operator, name) = (subject.connect().await, subject.connect().await, subject.name());
-    let guard = hold_briefly(&locks, &name, 2 * subject.ttl()).await;
+    let guard = hold_renewed(&locks, &name, LONG).await;
     let ended = soon("an eviction", operator.evict(&name, "ops: it's stuck")).await.expect("a name can be evicted");
     assert_eq!(ended.map(|record| record.token), Some(guard.token()), "the term that was evicted");
     let next = hold(&operator, &name).await;
@@ -145,6 +151,28 @@ pub async fn eviction_is_told_on_the_next_renewal(subject: &Subject) {
     assert!(next.token() > guard.token(), "token {} follows {}, evicted", next.token(), guard.token());
     let free = soon("an eviction", operator.evict(subject.name(), "ops")).await.expect("a free name can be evicted");
     assert!(free.is_none(), "the eviction of a free name ended {free:?}");
+}
+
+/// A holder whose name was freed by its own process hears it at once.
+pub async fn eviction_by_the_same_process_is_told_at_once(subject: &Subject) {
+    let (locks, name) = (subject.connect().await, subject.name());
+    let guard = hold(&locks, &name).await;
+    soon("an eviction", locks.evict(&name, "ourselves")).await.expect("a name can be evicted").expect("it was held");
+    let lost = soon("loss is signalled", guard.lost()).await;
+    assert!(matches!(&lost.why, Why::Evicted(by) if by == "ourselves"), "an evicted holder is told: {lost}");
+}
+
+/// A holder whose name the store has given to another hears who has it, at its next renewal.
+pub async fn a_taken_name_is_told_with_its_new_holder(subject: &Subject) {
+    let (locks, bare, name) = (subject.connect().await, Bare::open(subject).await, subject.name());
+    let guard = hold_renewed(&locks, &name, LONG).await;
+    let held = bare.find(&name).await.expect("a held name is listed");
+    assert!(bare.release(&Ended { name: name.clone(), lease: held.lease, first: None, evicted_by: None }).await);
+    let claim = Claim { owner: "the next one".into(), ..claim_of(&name, LONG) };
+    let token = bare.grant(&claim, "after a release").await;
+    let lost = soon("loss is signalled", guard.lost()).await;
+    let told = matches!(&lost.why, Why::Taken(owner, theirs) if owner == "the next one" && *theirs == token);
+    assert!(told, "a holder whose name was taken is told: {lost}");
 }
 
 /// A holder that releases what was taken from it by an operator hears by whom.

@@ -44,7 +44,7 @@ pub async fn a_release_waits_for_the_renewal_before_it(subject: &Subject) {
     let (locks, faulty) = subject.connect_faulty().await;
     let gate = Gate::new();
     faulty.next(Call::Renew, Fault::Hold(gate.clone()));
-    let lock = locks.lock(subject.name()).ttl(4 * subject.ttl()).renew_every(subject.ttl() / 4);
+    let lock = locks.lock(subject.name()).ttl(LONG).renew_every(Duration::from_millis(100));
     let guard = soon("a free name is granted", lock.into_future()).await.expect("a free name is granted");
     soon("a renewal", gate.reached()).await;
     let release = guard.release();

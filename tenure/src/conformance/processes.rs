@@ -42,11 +42,11 @@ enum Role {
 }
 
 /// What a child process holds when its `main` ends. See [`child_role`].
-pub struct Child(Box<dyn Any>);
+pub struct Child(#[expect(dead_code, reason = "it is there to be dropped")] Box<dyn Any>);
 
 impl fmt::Debug for Child {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Child").field(&self.0.type_id()).finish()
+        f.write_str("Child")
     }
 }
 
@@ -99,12 +99,13 @@ fn hold_in_task(locks: Locks, orders: &Orders) -> tokio::runtime::Runtime {
     runtime
 }
 
-fn contend(locks: Locks, orders: &Orders) {
+fn contend(locks: Locks, orders: &Orders) -> History {
     let names = orders.names.iter().map(|name| Name::new(name).expect("the parent's names are names")).collect();
     let history = runtime().block_on(workload(&[locks], names, orders.ttl, async { sleep(TIME).await }));
     for operation in history.operations() {
         say(&serde_json::to_string(&Line::from(operation)).expect("an operation is JSON"));
     }
+    history
 }
 
 fn runtime() -> tokio::runtime::Runtime {

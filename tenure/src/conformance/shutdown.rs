@@ -14,7 +14,8 @@ use crate::guard::{Lost, Status, Why};
 /// A shutdown tells every holder, waits for its release, and goes on renewing meanwhile; nobody is turned out early.
 pub async fn shutdown_tells_holders_and_waits_for_them(subject: &Subject) {
     let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
-    let lock = locks.lock(&name).ttl(subject.ttl()).into_future();
+    let ttl = subject.ttl() * 3 / 2;
+    let lock = locks.lock(&name).ttl(ttl).into_future();
     let guard = soon("a free name is granted", lock).await.expect("a free name is granted");
     let mut watch = guard.watch();
     let shutdown = tokio::spawn({
@@ -23,7 +24,7 @@ pub async fn shutdown_tells_holders_and_waits_for_them(subject: &Subject) {
     });
     let status = soon("word of the shutdown", watch.changed()).await;
     assert!(matches!(status, Status::Closing), "in a shutdown the holder is told {status:?}");
-    sleep(2 * subject.ttl()).await;
+    sleep(2 * ttl).await;
     assert!(guard.is_held() && !shutdown.is_finished(), "lost during a shutdown: {:?}", guard.status());
     assert!(is_closed_to(&other, &name).await, "another was granted the name during a shutdown");
     soon("a release", guard.release()).await.expect("a name can be released during a shutdown");

@@ -48,7 +48,7 @@ pub async fn tokens_increase_across_prune(subject: &Subject) {
     let subject = subject.by_hand();
     let store = Bare::open(&subject).await;
     // Below a minute only because nothing else is at these names.
-    let idle = if subject.leaps() { Duration::from_secs(60) } else { Duration::from_secs(2) };
+    let idle = if subject.leaps() { Duration::from_secs(60) } else { Duration::from_secs(3) };
     let [released, expired, held, recent]: [Name; 4] = subject.names(4).try_into().expect("four names");
     let was_released = claim_of(&released, LONG);
     let released_token = store.grant(&was_released, "when nobody has it").await;
@@ -135,7 +135,7 @@ pub async fn rotation_raises_the_token_once_a_period(subject: &Subject) {
     let mut events = locks.events();
     let period = subject.ttl().max(Duration::from_secs(1));
     let began = subject.now();
-    let lock = locks.lock(subject.name()).ttl(2 * period).renew_every(period / RENEWALS).rotate_every(period);
+    let lock = locks.lock(subject.name()).ttl(5 * period).renew_every(period / RENEWALS).rotate_every(period);
     let guard = soon("a free name is granted", lock.into_future()).await.expect("a free name is granted");
 
     let mut token = guard.token();

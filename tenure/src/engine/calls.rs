@@ -35,12 +35,17 @@ pub(super) fn late(store: &'static str, limit: Duration) -> Error {
 
 impl Engine {
     /// Sends what has been collected, as far as calls may be under way.
+    ///
+    /// Claims and releases go out side by side, and then wait for both: those who are answered first ask again while
+    /// the others are still under way, and so gather. On their own, one call would be followed by many small ones.
     pub(super) fn send_calls(&mut self) {
-        while self.claiming < self.desk.about.calls && !self.desk.to_claim.is_empty() {
-            self.send_claims();
-        }
-        while self.releasing < self.desk.about.calls && !self.desk.to_release.is_empty() {
-            self.send_releases();
+        if self.claiming + self.releasing < self.desk.about.calls {
+            while self.claiming < self.desk.about.calls && !self.desk.to_claim.is_empty() {
+                self.send_claims();
+            }
+            while self.releasing < self.desk.about.calls && !self.desk.to_release.is_empty() {
+                self.send_releases();
+            }
         }
         if !self.renewing {
             self.send_renewals();

@@ -1,81 +1,97 @@
-//! What comes out of a statement: its rows.
+//! What comes out of a statement: as a rule one row with one JSON text, since each row costs the waking of a thread.
 
-use std::collections::{HashMap, HashSet};
-
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{ColumnIndex, Row as _};
 
 use super::STORE;
 use crate::error::{Error, Result};
 use crate::record::{LeaseId, Name, Record, Token};
-use crate::store::{Finding, Gone, Renewal, Row};
+use crate::store::{Finding, Gone, Grant, Renewal, Row};
 
-/// What a name's row says to somebody who doesn't have the name.
-pub(super) struct Seen {
-    pub record: Option<Record>,
-    evicted: Option<Evicted>,
+/// What has become of an entry.
+#[derive(Deserialize)]
+pub(super) struct Answer {
+    /// Which one.
+    entry: usize,
+    token: Option<Token>,
+    #[serde(default)]
+    seen: Option<Seen>,
 }
 
-/// The last term that an operator ended.
-struct Evicted {
-    lease: String,
-    first: u64,
-    by: String,
+/// The term that an entry has got or kept, or else what its name's row says.
+pub(super) enum Found {
+    Ours(Grant),
+    Other(Option<Box<Seen>>),
+}
+
+/// What was found for each of `count` entries; a name without a row has been forgotten.
+pub(super) fn found(rows: &[SqliteRow], count: usize) -> Result<Vec<Found>> {
+    let mut found: Vec<Found> = (0..count).map(|_| Found::Other(None)).collect();
+    for answer in read::<Vec<Answer>>(rows)? {
+        found[answer.entry] = match answer.token {
+            Some(token) => Found::Ours(Grant::new(token)),
+            None => Found::Other(answer.seen.map(Box::new)),
+        };
+    }
+    Ok(found)
+}
+
+/// The JSON text that a statement answered with.
+pub(super) fn read<T: DeserializeOwned>(rows: &[SqliteRow]) -> Result<T> {
+    let row = rows.first().ok_or_else(|| unreadable("no answer"))?;
+    serde_json::from_str(row.try_get(0).map_err(unreadable)?).map_err(unreadable)
+}
+
+/// A name's row, and the time when it was read.
+#[derive(Deserialize)]
+pub(super) struct Seen {
+    name: String,
+    owner: Option<String>,
+    data: Option<String>,
+    token: Token,
+    acquired: u64,
+    renewed: u64,
+    expires: u64,
+    lease: Option<String>,
+    first: Token,
+    grace: u64,
+    evicted_lease: Option<String>,
+    evicted_first: Option<Token>,
+    evicted_by: Option<String>,
+    now: u64,
 }
 
 impl Seen {
-    pub fn read(row: &SqliteRow) -> Result<Self> {
-        Ok(Self { record: record(row)?, evicted: Evicted::read(row)? })
+    /// The record; `None` if the name is free.
+    pub fn record(self) -> Result<Option<Record>> {
+        let Some(lease) = self.lease else { return Ok(None) };
+        let found = Row {
+            name: Name::new(self.name)?,
+            owner: self.owner.unwrap_or_default(),
+            lease: LeaseId::from_hex(&lease).ok_or_else(|| unreadable(format!("lease {lease:?}")))?,
+            first: self.first,
+            token: self.token,
+            acquired: self.acquired,
+            renewed: self.renewed,
+            expires: self.expires,
+            grace: self.grace,
+            data: self.data,
+        };
+        Ok(Some(found.at(self.now)))
     }
 
     /// Why `term` is over, if this is what is left of its name.
-    pub fn why_gone(self, term: &Renewal) -> Gone {
-        if let Some(mark) = self.evicted.filter(|mark| mark.is_of(term)) {
-            return Gone::Evicted(mark.by);
+    pub fn why_gone(self, term: &Renewal) -> Result<Gone> {
+        let evicted = self.evicted_lease.as_deref().and_then(LeaseId::from_hex);
+        if evicted == Some(term.lease) && self.evicted_first == Some(term.first) {
+            return Ok(Gone::Evicted(self.evicted_by.unwrap_or_default()));
         }
-        let taken = self.record.filter(|record| record.lease != term.lease || record.first != term.first);
-        taken.map_or(Gone::Expired, |record| Gone::Taken(Box::new(record)))
+        let other = |record: &Record| record.lease != term.lease || record.first != term.first;
+        let taken = self.record()?.filter(other);
+        Ok(taken.map_or(Gone::Expired, |record| Gone::Taken(Box::new(record))))
     }
-}
-
-impl Evicted {
-    fn read(row: &SqliteRow) -> Result<Option<Self>> {
-        let Some(lease) = optional_text(row, "evicted_lease")? else { return Ok(None) };
-        Ok(Some(Self { lease, first: number(row, "evicted_first")?, by: text(row, "evicted_by")? }))
-    }
-
-    fn is_of(&self, term: &Renewal) -> bool {
-        self.first == term.first.0 && LeaseId::from_hex(&self.lease) == Some(term.lease)
-    }
-}
-
-/// The record of a row; `None` if the name is free.
-pub(super) fn record(row: &SqliteRow) -> Result<Option<Record>> {
-    let Some(lease) = optional_text(row, "lease")? else { return Ok(None) };
-    let lease = LeaseId::from_hex(&lease).ok_or_else(|| unreadable(format!("lease {lease:?}")))?;
-    let found = Row {
-        name: Name::new(text(row, "name")?)?,
-        owner: text(row, "owner")?,
-        lease,
-        first: Token(number(row, "first")?),
-        token: Token(number(row, "token")?),
-        acquired: number(row, "acquired")?,
-        renewed: number(row, "renewed")?,
-        expires: number(row, "expires")?,
-        grace: number(row, "grace")?,
-        data: optional_text(row, "data")?,
-    };
-    Ok(Some(found.at(number(row, "now")?)))
-}
-
-/// The tokens of the rows, by name.
-pub(super) fn tokens(rows: &[SqliteRow]) -> Result<HashMap<String, Token>> {
-    rows.iter().map(|row| Ok((text(row, "name")?, Token(number(row, "token")?)))).collect()
-}
-
-/// The names of the rows.
-pub(super) fn names(rows: &[SqliteRow]) -> Result<HashSet<String>> {
-    rows.iter().map(|row| text(row, "name")).collect()
 }
 
 /// What the database says of itself.
@@ -87,11 +103,7 @@ pub(super) fn findings(row: &SqliteRow) -> Result<Vec<Finding>> {
     Ok(vec![finding("version", version), finding("records", records)])
 }
 
-pub(super) fn text(row: &SqliteRow, column: &str) -> Result<String> {
-    row.try_get(column).map_err(unreadable)
-}
-
-fn optional_text(row: &SqliteRow, column: &str) -> Result<Option<String>> {
+fn text(row: &SqliteRow, column: &str) -> Result<String> {
     row.try_get(column).map_err(unreadable)
 }
 

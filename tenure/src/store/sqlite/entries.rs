@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::STORE;
 use crate::error::{Error, Result};
@@ -66,10 +66,8 @@ impl<'a> EndedEntry<'a> {
 }
 
 /// One JSON array of all entries.
-pub(super) fn json(entries: impl IntoIterator<Item = impl Serialize>) -> Result<String> {
-    let mut text = Vec::new();
-    serde_json::Serializer::new(&mut text).collect_seq(entries).map_err(|error| Error::permanent(STORE, error))?;
-    String::from_utf8(text).map_err(|error| Error::permanent(STORE, error))
+pub(super) fn json(entries: impl Iterator<Item = impl Serialize>) -> Result<String> {
+    serde_json::to_string(&entries.collect::<Vec<_>>()).map_err(|error| Error::permanent(STORE, error))
 }
 
 pub(super) fn micros(time: Duration) -> u64 {

@@ -36,12 +36,18 @@ impl DatabaseFile {
     /// Refuses a place where SQLite can't work, or can't exclude others.
     pub fn check_place(&self) -> Result<()> {
         let directory = self.path.parent().unwrap_or(&self.path);
-        if let Err(error) = fs::read_dir(directory) {
-            return Err(self.refuse(&format!("the directory {}: {error}", directory.display())));
+        match fs::metadata(directory) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(self.refuse(&format!("{} is not a directory", directory.display()))),
+            Err(error) => return Err(self.refuse(&format!("{}: {error}: make the directory", directory.display()))),
         }
         if self.path.is_dir() {
             return Err(self.refuse("it is a directory: name a file in it"));
         }
+        self.check_file_system(directory)
+    }
+
+    fn check_file_system(&self, directory: &Path) -> Result<()> {
         // The path may be a link to another file system.
         let place = if self.path.exists() { &self.path } else { directory };
         match network::file_system(place) {

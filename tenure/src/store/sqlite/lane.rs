@@ -15,9 +15,11 @@ use super::statements::{Statement, Statements, statement};
 use super::{BATCH, BUSY_TIMEOUT};
 use crate::error::Result;
 
-/// Pages in the WAL before they are moved to the database, which costs three fsyncs. The first process that opens the
-/// file reads the whole WAL: with SQLite's own 1000 pages that took up to 5 ms of a start, with 250 about one.
-const CHECKPOINT_PAGES: &str = "250";
+/// How many pages the WAL gathers before they are moved to the database, which costs two to four fsyncs.
+///
+/// The first process that opens the file has to read all of it: with SQLite's own 1000 pages that took up to 5 ms of
+/// its start, with 250 one.
+const WAL_PAGES: &str = "250";
 
 /// Between attempts to make the table while other processes do.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -140,8 +142,10 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .filename(path)
         .create_if_missing(true)
         .busy_timeout(BUSY_TIMEOUT)
+        // No fsync at a commit. A crash of the machine can then undo the last commits, but not damage the file; and it
+        // ends all who hold anything in it. Tokens don't fall back: they follow the clock.
         .synchronous(SqliteSynchronous::Normal)
-        .pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+        .pragma("wal_autocheckpoint", WAL_PAGES)
         // A statement commits when its last row was fetched: all must fit, or it would wait with the file locked.
         .row_buffer_size(BATCH + 1)
         .thread_name(|number| format!("tenure-sqlite-{number}"))

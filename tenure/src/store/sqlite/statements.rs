@@ -1,8 +1,8 @@
 //! The SQL. `{table}` is the store's table, `{now}` the clock, `{columns}` what a record is read from.
 //!
-//! Each call is one statement in autocommit, whatever the size of the batch: SQLite takes the write lock when the
-//! statement starts, waits for it with the busy handler (a transaction that begins by reading can't), and reads
-//! the clock after that, once for the whole statement. Entries come as one JSON array.
+//! Each call writes with one statement, whatever the size of the batch; its entries come as one JSON array, and so do
+//! the answers, read back behind it. A statement that writes takes the write lock when it starts, waits for it with
+//! the busy handler (one that has to turn from reading to writing can't), and reads the clock after that, once.
 
 use std::sync::Arc;
 
@@ -16,6 +16,9 @@ use crate::store::url::Identifier;
 const NOW: &str = "(cast(round(unixepoch('subsec') * 1000) as integer) * 1000)";
 
 const COLUMNS: &str = "name, owner, data, token, acquired, renewed, expires, lease, first, grace";
+
+/// A row, as `Seen` reads it.
+const SEEN: &str = "json_array({columns}, evicted_lease, evicted_first, evicted_by, {now})";
 
 /// What a database administrator gets to read.
 const CREATE: &str = "\
@@ -35,12 +38,12 @@ create table if not exists \"{table}\" (
   grace         integer not null,              -- how long the name stays closed after an expiry
   evicted_lease text,                          -- the last term that an operator ended: its lease,
   evicted_first integer,                       --   its first token,
-  evicted_by    text                           --   and who ended it and why
+  evicted_by    text,                          --   and who ended it and why
+  freed         integer                        -- the call that released the name last
 ) strict, without rowid;
 ";
 
-/// Journal mode, whether the file has no pages yet, and whether it has the table. It takes no lock that others feel,
-/// where `create table if not exists` would take the write lock at every start.
+/// What of it is there already: `create table if not exists` would take the write lock at every start.
 const PROBE: &str = "
 select (select journal_mode from pragma_journal_mode) = 'wal' as wal,
        (select page_count from pragma_page_count) = 0 as fresh,
@@ -49,8 +52,7 @@ select (select journal_mode from pragma_journal_mode) = 'wal' as wal,
 /// Makes the table, and the file's mode, which stays with the file.
 const MAKE: &str = "pragma journal_mode = wal; {create}";
 
-/// The same in a file without content, without the five fsyncs. There is nothing that a power failure could damage
-/// but what is made here: it leaves an empty file, or an empty database, and either is made anew.
+/// The same for an empty file, without its five fsyncs: there is nothing yet that a crash of the machine could damage.
 const MAKE_FRESH: &str = "pragma synchronous = off; {make} pragma synchronous = normal;";
 
 /// A refused claim changes nothing, and so writes nothing. `where true` keeps the parser from taking `on conflict`
@@ -66,8 +68,8 @@ on conflict (name) do update set
   acquired = case when {retry} then held.acquired else {now} end,
   owner = excluded.owner, data = excluded.data, lease = excluded.lease, grace = excluded.grace,
   renewed = excluded.renewed, expires = excluded.expires
-where held.lease is null or held.lease = excluded.lease or held.expires + held.grace <= {now}
-returning name, token";
+where held.lease is null or held.lease = excluded.lease or held.expires + held.grace <= {now};
+{read_back}";
 
 /// The lease that holds the name, live, asks again.
 const RETRY: &str = "held.lease = excluded.lease and held.expires > {now}";
@@ -78,33 +80,41 @@ update \"{table}\" as held set
   expires = {now} + (value ->> 'ttl'),
   token   = case when value ->> 'rotate' then max(held.token + 1, {now}) else held.token end
 from json_each(?1)
-where held.name = value ->> 'name' and held.lease = value ->> 'lease' and held.first = value ->> 'first'
-  and held.expires > {now}
-returning name, token";
+where held.name = value ->> 'name' and {ours};
+{read_back}";
 
-/// `is null` in the last assignments is the holder's own release: it leaves an earlier eviction's marks alone.
+/// The term that an entry means, if it is there and live.
+const OURS: &str =
+    "held.lease = value ->> 'lease' and held.first = coalesce(value ->> 'first', held.first) and held.expires > {now}";
+
+/// What has become of the entries. A term that is there and live is the asker's, whatever happened in between; for
+/// the others, why not. `cross join` makes the entries the outer loop.
+const READ_BACK: &str = "
+select json_group_array(json(case when {ours} then json_array(key, token) else json_array(key, null, {seen}) end))
+from json_each(?1) cross join \"{table}\" as held on held.name = value ->> 'name'";
+
+/// Nothing in a released row says who released it, but for the mark `?2` that this very call has put there. The
+/// holder's own release, without `evicted_by`, leaves the marks of an earlier eviction alone.
 const RELEASE: &str = "
+begin immediate;
 update \"{table}\" as held set
-  lease = null, owner = null, data = null, grace = 0, expires = {now},
+  lease = null, owner = null, data = null, grace = 0, expires = {now}, freed = ?2,
   evicted_lease = iif(value ->> 'evicted_by' is null, evicted_lease, held.lease),
   evicted_first = iif(value ->> 'evicted_by' is null, evicted_first, held.first),
   evicted_by    = coalesce(value ->> 'evicted_by', evicted_by)
 from json_each(?1)
-where held.name = value ->> 'name' and held.lease = value ->> 'lease'
-  and held.first = coalesce(value ->> 'first', held.first) and held.expires > {now}
-returning name";
-
-/// Why a claim was refused or a term is gone. `cross join` keeps the names outside and the table inside.
-const LOOK: &str = "
-select {columns}, evicted_lease, evicted_first, evicted_by, {now} as now
-from json_each(?1) cross join \"{table}\" on name = value";
+where held.name = value ->> 'name' and {ours};
+select json_group_array(key)
+from json_each(?1) cross join \"{table}\" as held on held.name = value ->> 'name'
+where freed = ?2;
+commit";
 
 /// `?1` and `?3` are the ends of one range of the primary key. Any text is less than any blob.
 const LIST: &str = "
-select {columns}, {now} as now
-from \"{table}\"
-where name >= ?1 and name <> ?2 and name < coalesce(?3, x'') and lease is not null
-order by name limit ?4";
+select json_group_array({seen} order by name) from (
+  select * from \"{table}\"
+  where name >= ?1 and name <> ?2 and name < coalesce(?3, x'') and lease is not null
+  order by name limit ?4)";
 
 const PRUNE: &str = "
 delete from \"{table}\" where expires + grace <= {now} - ?1 and token < {now} - ?1;
@@ -135,7 +145,6 @@ pub(super) struct Statements {
     pub claim: Arc<str>,
     pub renew: Arc<str>,
     pub release: Arc<str>,
-    pub look: Arc<str>,
     pub list: Arc<str>,
     pub prune: Arc<str>,
     pub examine: Arc<str>,
@@ -144,8 +153,19 @@ pub(super) struct Statements {
 impl Statements {
     pub fn new(table: &Identifier) -> Self {
         let fill = |template: &str| -> Arc<str> {
-            let whole = template.replace("{make}", MAKE).replace("{create}", CREATE).replace("{retry}", RETRY);
-            whole.replace("{columns}", COLUMNS).replace("{now}", NOW).replace("{table}", table.as_str()).into()
+            // In this order: what is put in has placeholders of its own.
+            let parts = [
+                ("{make}", MAKE),
+                ("{create}", CREATE),
+                ("{retry}", RETRY),
+                ("{read_back}", READ_BACK),
+                ("{ours}", OURS),
+                ("{seen}", SEEN),
+                ("{columns}", COLUMNS),
+                ("{now}", NOW),
+                ("{table}", table.as_str()),
+            ];
+            parts.iter().fold(template.to_owned(), |sql, (place, part)| sql.replace(place, part)).into()
         };
         Self {
             create: fill(CREATE),
@@ -155,7 +175,6 @@ impl Statements {
             claim: fill(CLAIM),
             renew: fill(RENEW),
             release: fill(RELEASE),
-            look: fill(LOOK),
             list: fill(LIST),
             prune: fill(PRUNE),
             examine: fill(EXAMINE),

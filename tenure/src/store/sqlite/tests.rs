@@ -40,8 +40,14 @@ fn claim(text: &str) -> Claim {
     Claim { name: name(text), lease, owner, ttl, grace, data: None, waits: false }
 }
 
+/// It tries again where a caller would: on a busy machine, others may keep the file for seconds.
 async fn outcome(store: &SqliteStore, claim: &Claim) -> Outcome {
-    store.claim(std::slice::from_ref(claim)).await.unwrap().remove(0).unwrap()
+    loop {
+        match store.claim(std::slice::from_ref(claim)).await {
+            Err(error) if error.is_transient() => {}
+            answered => return answered.unwrap().remove(0).unwrap(),
+        }
+    }
 }
 
 async fn token(store: &SqliteStore, claim: &Claim) -> Token {
@@ -57,6 +63,14 @@ fn renewal(claim: &Claim, first: Token) -> Renewal {
 
 fn everything() -> Page {
     Page { prefix: String::new(), after: None, limit: 100 }
+}
+
+#[test]
+fn urls_without_a_file_are_refused_with_a_hint() {
+    for url in ["sqlite:", "sqlite://", "sqlite::memory:"] {
+        let error = crate::store::url::store_at(url).unwrap_err();
+        assert!(error.to_string().contains("use memory:"), "{error}");
+    }
 }
 
 #[tokio::test]
@@ -107,7 +121,7 @@ async fn claimant() {
     let (Ok(path), Ok(start)) = (env::var(DATABASE), env::var(START)) else { return };
     let start = SystemTime::UNIX_EPOCH + Duration::from_millis(start.parse().unwrap());
     tokio::time::sleep(start.duration_since(SystemTime::now()).unwrap_or_default()).await;
-    match outcome(&open(path.as_ref()).await, &claim("a")).await {
+    match outcome(&SqliteStore::new(path).unwrap(), &claim("a")).await {
         Outcome::Granted(_) => println!("granted"),
         Outcome::Busy(_) => println!("busy"),
     }
@@ -156,7 +170,7 @@ async fn a_call_that_is_given_up_does_not_hold_up_the_next() {
     assert!(given_up.is_err());
     let started = Instant::now();
     store.list(&everything()).await.unwrap();
-    assert!(started.elapsed() < BUSY_TIMEOUT / 2, "it waited for the one before");
+    assert!(started.elapsed() < BUSY_TIMEOUT * 3 / 4, "it waited for the one before");
     transaction.rollback().await.unwrap();
 }
 
@@ -252,12 +266,14 @@ async fn every_statement_finds_its_names_by_the_primary_key() {
     let (_folder, path) = folder();
     let (store, mut stranger) = (open(&path).await, stranger(&path).await);
     let sql = &store.database.statements;
-    for sql in [&sql.renew, &sql.release, &sql.look, &sql.list] {
+    let parts = [&sql.claim, &sql.renew, &sql.release, &sql.list].into_iter().flat_map(|sql| sql.split(';'));
+    for sql in parts.filter(|sql| ["select", "update"].iter().any(|word| sql.trim().starts_with(word))) {
         let plan = format!("explain query plan {sql}").into();
         let steps = statement(&plan).fetch_all(&mut stranger).await.unwrap();
         let steps: Vec<String> = steps.iter().map(|step| step.get("detail")).collect();
-        let last = steps.last().unwrap();
-        assert!(last.starts_with("SEARCH") && last.contains("USING PRIMARY KEY (name"), "{sql}: {steps:?}");
+        assert!(steps.iter().any(|step| step.contains("USING PRIMARY KEY (name")), "{sql}: {steps:?}");
+        let whole = |step: &&String| step.starts_with("SCAN held") || step.starts_with("SCAN tenure");
+        assert_eq!(steps.iter().find(whole), None, "{sql}");
     }
 }
 

@@ -1,0 +1,76 @@
+//! The signals that `tenure` passes on to the command that it runs.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
+
+/// What asks a program to end.
+const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+/// What a program may have its own use for.
+const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::CONT, Signal::ALARM];
+
+/// The signals that this process receives, one after the other.
+#[derive(Debug)]
+pub struct Signals(Vec<(Signal, unix::Signal)>);
+
+impl Signals {
+    /// Catches all that can be passed on, but those that this process was started to ignore (`nohup`, a script's
+    /// background job): they stay ignored, for the command too.
+    pub fn catch() -> io::Result<Self> {
+        let ignored = ignored();
+        let heard = ENDING.into_iter().chain(OTHERS).filter(|signal| !is_in(ignored, *signal));
+        let catch = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
+        Ok(Self(heard.map(catch).collect::<io::Result<_>>()?))
+    }
+
+    /// The next signal. Cancel safe.
+    pub async fn next(&mut self) -> Signal {
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    /// The next signal that asks to end. Cancel safe.
+    pub async fn next_ending(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if ENDING.contains(&signal) {
+                return signal;
+            }
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
+        let arrived =
+            |(_, stream): &mut (Signal, unix::Signal)| matches!(stream.poll_recv(context), Poll::Ready(Some(())));
+        match self.0.iter_mut().position(arrived) {
+            Some(index) => Poll::Ready(self.0[index].0),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// The set of signals that this process ignores, where the system tells.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or_default()
+}
+
+fn is_in(set: u64, signal: Signal) -> bool {
+    set >> (signal.as_raw() - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_their_set() {
+        // SIGHUP (1) and SIGPIPE (13).
+        let set = 0x1001;
+        assert!(is_in(set, Signal::HUP) && is_in(set, Signal::PIPE));
+        assert!(!is_in(set, Signal::INT) && !is_in(set, Signal::TERM));
+    }
+}
