@@ -1,4 +1,5 @@
 //! Every command in the README does what the README shows. (Its Rust programs are doctests of the library.)
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::process::Command;

@@ -203,6 +203,7 @@ promises! {
     }
     order (Store) {
         a_claim_waits_for_the_release_before_it,
+        a_claim_waits_for_a_release_that_is_made_again,
         a_release_waits_for_the_renewal_before_it,
         a_search_for_an_orphan_waits_for_the_renewal_before_it,
         a_name_is_never_in_two_calls_at_once,

@@ -39,6 +39,23 @@ pub async fn a_claim_waits_for_the_release_before_it(subject: &Subject) {
     assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
 }
 
+/// A claim is not sent between a release that failed and the next attempt, either.
+pub async fn a_claim_waits_for_a_release_that_is_made_again(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let name = subject.name();
+    let guard = hold(&locks, &name).await;
+    faulty.always(Call::Release, Fault::Fail);
+    drop(guard);
+    soon("a release fails", faulty.answered(Call::Release, 1)).await;
+    let claims = faulty.calls(Call::Claim);
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    soon("more releases fail", faulty.answered(Call::Release, 4)).await;
+    assert_eq!(faulty.calls(Call::Claim), claims, "a claim was sent before the release was done");
+    faulty.heal();
+    drop(soon("the claim is granted", acquire).await.expect("a free name is granted"));
+}
+
 /// A release is not sent while a renewal of the name is under way, and the name is free afterwards.
 pub async fn a_release_waits_for_the_renewal_before_it(subject: &Subject) {
     let (locks, faulty) = subject.connect_faulty().await;

@@ -61,7 +61,7 @@ const CLAIM: &str = "
 insert into \"{table}\" as held ({columns})
 select value ->> 'name', value ->> 'owner', value ->> 'data', {now}, {now}, {now}, {now} + (value ->> 'ttl'),
        value ->> 'lease', {now}, value ->> 'grace'
-from json_each(?1) where true
+from jsonb_each(?1) where true
 on conflict (name) do update set
   token    = case when {retry} then held.token    else max(held.token + 1, {now}) end,
   first    = case when {retry} then held.first    else max(held.token + 1, {now}) end,
@@ -79,7 +79,7 @@ update \"{table}\" as held set
   renewed = {now},
   expires = {now} + (value ->> 'ttl'),
   token   = case when value ->> 'rotate' then max(held.token + 1, {now}) else held.token end
-from json_each(?1)
+from jsonb_each(?1)
 where held.name = value ->> 'name' and {ours};
 {read_back}";
 
@@ -91,7 +91,7 @@ const OURS: &str =
 /// the others, why not. `cross join` makes the entries the outer loop.
 const READ_BACK: &str = "
 select json_group_array(json(case when {ours} then json_array(key, token) else json_array(key, null, {seen}) end))
-from json_each(?1) cross join \"{table}\" as held on held.name = value ->> 'name'";
+from jsonb_each(?1) cross join \"{table}\" as held on held.name = value ->> 'name'";
 
 /// Nothing in a released row says who released it, but for the mark `?2` that this very call has put there. The
 /// holder's own release, without `evicted_by`, leaves the marks of an earlier eviction alone.
@@ -102,10 +102,10 @@ update \"{table}\" as held set
   evicted_lease = iif(value ->> 'evicted_by' is null, evicted_lease, held.lease),
   evicted_first = iif(value ->> 'evicted_by' is null, evicted_first, held.first),
   evicted_by    = coalesce(value ->> 'evicted_by', evicted_by)
-from json_each(?1)
+from jsonb_each(?1)
 where held.name = value ->> 'name' and {ours};
 select json_group_array(key)
-from json_each(?1) cross join \"{table}\" as held on held.name = value ->> 'name'
+from jsonb_each(?1) cross join \"{table}\" as held on held.name = value ->> 'name'
 where freed = ?2;
 commit";
 
