@@ -7,17 +7,9 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use serde_json::value::RawValue;
-use tenure::{Name, Token, Ttl};
+use tenure::{Name, Token, Ttl, limits};
 
 use crate::exit;
-
-/// The library's limit for a record's data; checked here before anything is connected.
-const MAX_DATA_BYTES: usize = 64 * 1024;
-/// The library's limit for all durations but the TTL.
-const MAX_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
-
-/// The library's least time for forgetting a name.
-const MIN_IDLE: Duration = Duration::from_secs(60);
 
 /// Where the options of all commands stand in the help.
 const EVERYWHERE: &str = "Options of all commands";
@@ -246,7 +238,7 @@ pub struct Man {
 
 fn duration(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|_| "write it as 500ms, 30s, 5m or 24h")?;
-    if time > MAX_TIME { Err("must be at most a year".into()) } else { Ok(time) }
+    if time > limits::TIME { Err("must be at most a year".into()) } else { Ok(time) }
 }
 
 fn positive_duration(text: &str) -> Result<Duration, String> {
@@ -256,7 +248,7 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 
 fn idle(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
-    if time < MIN_IDLE { Err("must be at least 1m".into()) } else { Ok(time) }
+    if time < limits::IDLE { Err("must be at least 1m".into()) } else { Ok(time) }
 }
 
 fn ttl(text: &str) -> Result<Ttl, String> {
@@ -268,8 +260,8 @@ fn token(text: &str) -> Result<Token, String> {
 }
 
 fn data(text: &str) -> Result<Box<RawValue>, String> {
-    if text.len() > MAX_DATA_BYTES {
-        return Err(format!("has {} bytes: give at most {MAX_DATA_BYTES}", text.len()));
+    if text.len() > limits::DATA_BYTES {
+        return Err(format!("has {} bytes: give at most {}", text.len(), limits::DATA_BYTES));
     }
     serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))
 }
@@ -304,6 +296,6 @@ mod tests {
         let text = r#"{"b": 1, "a": 12345678901234567890123}"#;
         assert_eq!(data(text).unwrap().get(), text);
         assert!(data("{").unwrap_err().contains("not JSON"));
-        assert!(data(&"1".repeat(MAX_DATA_BYTES + 1)).unwrap_err().contains("65537 bytes"));
+        assert!(data(&"1".repeat(limits::DATA_BYTES + 1)).unwrap_err().contains("65537 bytes"));
     }
 }

@@ -62,7 +62,7 @@ pub enum Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Expired(None) => write!(f, "the term ran out"),
+            Self::Expired(None) => write!(f, "the term ran out, or the store has forgotten it"),
             Self::Expired(Some(error)) => write!(f, "the term ran out unrenewed: {error}"),
             Self::Taken(owner, token) => write!(f, "taken by {owner} (token {token})"),
             Self::Evicted(by) => write!(f, "evicted by {by}"),

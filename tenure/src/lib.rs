@@ -1,7 +1,36 @@
 //! Tenure holds names on the database that you already run: at most one program has a name at a time, for a term
-//! that it keeps renewing, with a fencing token on every grant.
+//! that it keeps renewing, with a fencing token on every grant and a loss signal that can't be missed.
 //!
-//! Start with [`connect`], then [`Locks::lock`].
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = tenure::connect("memory:").blocking()?;
+//! let guard = locks.lock_blocking("report/daily")?;
+//! println!("held, with token {}", guard.token());
+//! guard.release_blocking()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which one do I need?
+//!
+//! - [`connect`] a store, get [`Locks`]; [`lock`](Locks::lock) waits for a name, [`try_lock`](Locks::try_lock) doesn't.
+//! - The [`Guard`] is the held name: [`run`](Guard::run) work that is stopped if the name is lost, or watch
+//!   [`lost`](Guard::lost) yourself. Dropping it frees the name.
+//! - A lease is not a mutex: a process that was paused may come back late. Send [`Guard::token`] along, and check it
+//!   with a [`Fence`] where the damage would be done.
+//! - Many names of a kind, with the same options: [`Locks::scope`].
+//! - [`Locks::list`], [`get`](Locks::get), [`stats`](Locks::stats), [`evict`](Locks::evict) are for people who look after it.
+//!
+//! # Features
+//!
+//! - `sqlite`: the store `sqlite:PATH`, for the processes of one machine. `memory:` is always there.
+//! - `conformance`: the tests that every store has to pass, for a store of your own.
+//!
+//! # Logs
+//!
+//! Through [`tracing`], with the fields `name`, `owner`, `token` and `store`. Targets: `tenure::lock` (acquired,
+//! contended, released: debug), `tenure::renew` (renewed: trace; token rotated: debug; renewal failed, at risk: warn),
+//! `tenure::loss` (lost, not released: error). The same comes as [`Events`].
 
 pub mod clock;
 #[cfg(feature = "conformance")]
@@ -24,4 +53,9 @@ pub use fence::{Fence, Stale};
 pub use guard::{Guard, Lost, LostSignal, Status, Watch, Why};
 pub use lock::{Acquire, Lock, TryAcquire, TryLock};
 pub use locks::{Connect, Holding, Locks, Scope, Stats, connect};
+pub use options::limits;
 pub use record::{LeaseId, Name, Record, Token, Ttl};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

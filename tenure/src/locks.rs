@@ -14,14 +14,12 @@ use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::guard::{Held, Status};
 use crate::lock::{Lock, TryLock};
-use crate::options::{Options, option_setters};
+use crate::options::{Options, limits, option_setters};
 use crate::record::{Name, Record, Token};
 use crate::store::{About, Ended, Finding, Page, Store, url};
 
 /// How many records are asked for at once.
 const PAGE: usize = 1000;
-/// Sooner, a claim that was under way could still insert a token older than the one forgotten.
-const MIN_IDLE: Duration = Duration::from_secs(60);
 /// Housekeeping looks at every record.
 const PRUNE_LIMIT: Duration = Duration::from_secs(60);
 /// A name that changes hands as quickly as it is evicted is not stuck.
@@ -276,8 +274,8 @@ impl Locks {
     /// # Cancel safety
     /// Once polled, names may be forgotten even if this is dropped.
     pub async fn prune(&self, idle: Duration) -> Result<u64> {
-        if idle < MIN_IDLE {
-            return Err(Error::invalid("idle", format!("({idle:?}) must be at least {MIN_IDLE:?}")));
+        if idle < limits::IDLE {
+            return Err(Error::invalid("idle", format!("({idle:?}) must be at least {:?}", limits::IDLE)));
         }
         self.shared.call(PRUNE_LIMIT, move |store| async move { store.prune(idle).await }).await
     }

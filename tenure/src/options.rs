@@ -10,10 +10,19 @@ use crate::record::Ttl;
 
 /// Renewing three times a term leaves room for one failure and a retry before the holder is at risk.
 const RENEWALS_PER_TERM: u32 = 3;
-/// Enough to say who and what; a lock's record is not a place for documents.
-const MAX_DATA_BYTES: usize = 64 * 1024;
-/// The longest duration of any option: beyond, it is a mistake.
-const MAX_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// The limits of what can be asked for, for those who check their input early. [`Ttl`] and [`Name`](crate::Name) have
+/// their own.
+pub mod limits {
+    use std::time::Duration;
+
+    /// The largest data, in bytes of JSON: enough to say who and what; a record is not a place for documents.
+    pub const DATA_BYTES: usize = 64 * 1024;
+    /// The longest time of any option: beyond, it is a mistake.
+    pub const TIME: Duration = Duration::from_secs(366 * 24 * 3600);
+    /// The shortest idle time to prune after. Sooner, a claim under way could insert an older token than the one forgotten.
+    pub const IDLE: Duration = Duration::from_secs(60);
+}
 
 /// What was asked for, unchecked until awaited.
 #[derive(Clone, Debug)]
@@ -91,7 +100,7 @@ impl Options {
         at_least("renew_every", self.renew_every, least)?;
         at_least("rotate_every", self.rotate_every, least)?;
         for (what, time) in [("grace", Some(self.grace)), ("max_hold", self.max_hold), ("wait", self.wait)] {
-            if let Some(time) = time.filter(|time| *time > MAX_TIME) {
+            if let Some(time) = time.filter(|time| *time > limits::TIME) {
                 return Err(Error::invalid(what, format!("({time:?}) must be at most a year")));
             }
         }
@@ -130,9 +139,10 @@ fn twice(what: &str, every: Option<Duration>, ttl: Duration) -> Result<()> {
 fn checked_data(data: Result<Option<Arc<str>>, String>) -> Result<Option<Arc<str>>> {
     let data = data.map_err(|why| Error::invalid("data", format!("is not JSON: {why}")))?;
     match &data {
-        Some(json) if json.len() > MAX_DATA_BYTES => {
-            Err(Error::invalid("data", format!("has {} bytes as JSON: give at most {MAX_DATA_BYTES}", json.len())))
-        }
+        Some(json) if json.len() > limits::DATA_BYTES => Err(Error::invalid(
+            "data",
+            format!("has {} bytes as JSON: give at most {}", json.len(), limits::DATA_BYTES),
+        )),
         _ => Ok(data),
     }
 }
@@ -229,7 +239,7 @@ mod tests {
 
     #[test]
     fn data_must_be_json_and_small() {
-        assert!(why(|o| o.set_data(&"x".repeat(MAX_DATA_BYTES))).contains("65538 bytes"));
+        assert!(why(|o| o.set_data(&"x".repeat(limits::DATA_BYTES))).contains("65538 bytes"));
         assert!(why(|o| o.set_data(&std::collections::HashMap::from([((1, 2), 3)]))).contains("not JSON"));
     }
 

@@ -231,15 +231,15 @@ impl Slot {
             first.contend(record.as_ref().map(|record| record.owner.as_str()), &self.name, desk);
         }
         self.claim_at = (!std::mem::take(&mut self.hinted)).then(|| next_look(record.as_deref(), desk));
-        self.answer_the_busy(record.as_ref(), sent, desk);
         self.holder = record;
+        self.answer_the_busy(sent, desk);
     }
 
     /// Answers those who wanted to hear it once; a claim sent before they asked is no answer for them.
-    fn answer_the_busy(&mut self, record: Option<&Box<Record>>, sent: Moment, desk: &Desk) {
+    fn answer_the_busy(&mut self, sent: Moment, desk: &Desk) {
         let answered = |waiter: &Waiter| waiter.wait == Wait::Once && waiter.asked <= sent;
         while let Some(index) = self.waiters.iter().position(answered) {
-            self.remove_waiter(index, desk).answer(Ok(Answer::Busy(record.cloned())));
+            self.remove_waiter(index, desk).answer(Ok(Answer::Busy(self.holder.clone())));
         }
         if self.waiters.iter().any(|waiter| waiter.wait == Wait::Once) {
             self.claim_at = None;
