@@ -2,8 +2,8 @@
 
 use std::future::IntoFuture;
 
-use super::Subject;
-use super::support::{LONG, hold, poll_once, soon, taken_in};
+use super::support::{Bare, LONG, claim_of, hold, poll_once, soon, taken_in};
+use super::{Call, Subject};
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::lock::Acquire;
@@ -12,11 +12,12 @@ use crate::record::Name;
 
 /// A waiter in another process has the name soon after its release, long before the term would have run out.
 pub async fn a_release_wakes_a_waiter(subject: &Subject) {
-    let (one, other) = (subject.connect().await, subject.connect().await);
+    let (one, (other, faulty)) = (subject.connect().await, subject.connect_faulty().await);
     let name = subject.name();
     let guard = hold(&one, &name).await;
     let before = guard.token();
     let mut waiter = waiting(&other, &name).await;
+    soon("the waiter's claim is refused", faulty.answered(Call::Claim, 1)).await;
     soon("a release", guard.release()).await.expect("a held name can be released");
     let next = granted(&mut waiter).await;
     assert!(next.token() > before, "token {} follows {before}", next.token());
@@ -24,11 +25,13 @@ pub async fn a_release_wakes_a_waiter(subject: &Subject) {
 
 /// A waiter has the name soon after the term of a holder that vanished has run out.
 pub async fn an_expiry_wakes_a_waiter(subject: &Subject) {
-    let store = super::support::Bare::open(subject).await;
-    let locks = subject.connect().await;
-    let claim = super::support::claim_of(&subject.name(), subject.ttl());
+    let store = Bare::open(subject).await;
+    let (locks, faulty) = subject.connect_faulty().await;
+    let claim = claim_of(&subject.name(), subject.ttl());
     store.grant(&claim, "when nobody has it").await;
-    drop(granted(&mut waiting(&locks, &claim.name).await).await);
+    let mut waiter = waiting(&locks, &claim.name).await;
+    soon("the waiter's claim is refused", faulty.answered(Call::Claim, 1)).await;
+    drop(granted(&mut waiter).await);
 }
 
 /// Waiters in one process are served first come, first served; those who have gone are passed over.
