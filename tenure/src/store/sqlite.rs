@@ -56,7 +56,7 @@ impl SqliteStore {
     /// A store in the file at `path`, in the table `tenure_locks`.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if `path` is empty, `:memory:` or not UTF-8.
+    /// [`Error::Invalid`] if `path` is empty, `:memory:` or not UTF-8.
     pub fn new(path: impl AsRef<Path>) -> Result<Self> {
         let file = DatabaseFile::new(path.as_ref())?;
         let statements = Statements::new(&Identifier::new(TABLE)?);
