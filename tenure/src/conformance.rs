@@ -192,6 +192,7 @@ promises! {
         list_pages_in_order,
         owner_and_data_are_kept_intact,
         data_of_any_size_is_kept,
+        owner_and_data_end_with_their_term,
     }
     batches (Store) {
         requests_that_arrive_during_a_call_travel_together,

@@ -27,7 +27,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// In the script, `$RUN` is `tenure run` up to CMD.
+    /// In the script, `$TENURE` is the command, and `$RUN` is `tenure run` up to CMD.
     fn start(script: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
@@ -36,14 +36,13 @@ impl Terminal {
         let path = ptsname(&keyboard, Vec::new()).unwrap().into_string().unwrap();
         let flags = OFlags::NOCTTY.bits().cast_signed();
         let tty = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
-        let run = format!(
-            "{} --store sqlite:{} run job --ttl 60s --",
-            env!("CARGO_BIN_EXE_tenure"),
-            dir.path().join("locks.db").display(),
-        );
+        let store = format!("sqlite:{}", dir.path().join("locks.db").display());
+        let tenure = env!("CARGO_BIN_EXE_tenure");
         let shell = Command::new("setsid")
             .args(["--ctty", "bash", "-c", script])
-            .env("RUN", run)
+            .env("TENURE_STORE", store)
+            .env("TENURE", tenure)
+            .env("RUN", format!("{tenure} run job --ttl 60s --"))
             .stdin(tty.try_clone().unwrap())
             .stdout(tty.try_clone().unwrap())
             .stderr(tty)
@@ -130,17 +129,32 @@ fn ctrl_c_ends_the_command_with_130() {
 }
 
 #[test]
+fn ctrl_c_ends_the_wait_for_a_name() {
+    let mut terminal = Terminal::start(
+        r#"set -m
+        $RUN sh -c 'echo held; sleep 1000; :' & sleep 0.1
+        while ! $TENURE show job > /dev/null; do sleep 0.05; done
+        $RUN true; echo "code $?"; kill %1; wait"#,
+    );
+    terminal.shows("waiting for job");
+    terminal.types("\x03");
+    terminal.shows("code 130");
+    terminal.ends();
+}
+
+#[test]
 fn ctrl_c_reaches_a_script_around_tenure_too() {
     let mut terminal = Terminal::start(
         r#"trap 'echo "script interrupted"' INT
         $RUN cat
-        echo "code $?""#,
+        echo "code $?"; $TENURE show job; true"#,
     );
     terminal.types("ready\n");
     terminal.shows("ready\r\nready");
     terminal.types("\x03");
     terminal.shows("script interrupted");
     terminal.shows("code 130");
+    terminal.shows("free");
     assert_eq!(terminal.ends(), Some(0));
 }
 

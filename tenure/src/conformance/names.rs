@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Subject;
 use super::support::{Bare, LONG, claim_of, end_of, insist, soon};
+use super::time::expire;
 use crate::locks::Locks;
 use crate::record::{Name, Record};
 use crate::store::{Claim, Outcome, Page};
@@ -80,6 +81,8 @@ async fn all(store: &Bare, prefix: &str, limit: usize) -> Vec<Record> {
         let page = Page { prefix: prefix.into(), after, limit };
         let next = insist(async || store.0.list(&page).await).await;
         assert!(next.len() <= limit, "a page of {} instead of {limit}", next.len());
+        let goes_on = next.iter().all(|record| page.after.as_ref().is_none_or(|after| record.name > *after));
+        assert!(goes_on, "the page after {:?} has names from before", page.after);
         let more = next.len() == limit;
         records.extend(next);
         if !more {
@@ -133,7 +136,7 @@ pub async fn owner_and_data_are_kept_intact(subject: &Subject) {
     }
 }
 
-/// Data of the largest size, and none at all, come back as they were given; a new term has its own.
+/// Data of the largest size, and none at all, come back as they were given.
 pub async fn data_of_any_size_is_kept(subject: &Subject) {
     let subject = subject.by_hand();
     let store = Bare::open(&subject).await;
@@ -151,4 +154,20 @@ pub async fn data_of_any_size_is_kept(subject: &Subject) {
         assert_eq!(record.data.as_deref().map(value), data.map(value), "the data has changed");
         assert!(store.release(&end_of(&claim, token)).await);
     }
+}
+
+/// What a holder attached ends with its term: whoever takes over an expired name has its own owner and data, or none.
+pub async fn owner_and_data_end_with_their_term(subject: &Subject) {
+    let subject = subject.by_hand();
+    let store = Bare::open(&subject).await;
+    let claim =
+        Claim { data: Some("\"theirs\"".into()), owner: "they".into(), ..claim_of(&subject.name(), subject.ttl()) };
+    store.grant(&claim, "when nobody has it").await;
+    expire(&subject, &store, &claim.name).await;
+    let next = Claim { owner: "we".into(), ..claim_of(&claim.name, LONG) };
+    let token = store.grant(&next, "after an expiry").await;
+    let record = store.find(&claim.name).await.expect("a held name is listed");
+    assert_eq!((&*record.owner, record.data), ("we", None), "what the last holder attached is still there");
+    assert_eq!((record.first, record.token), (token, token), "the record has another token than the grant");
+    assert!(record.held_for < subject.ttl(), "the new term began with the old one: {:?}", record.held_for);
 }
