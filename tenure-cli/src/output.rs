@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tenure::Record;
+use tenure::store::url::redacted;
 use unicode_width::UnicodeWidthStr;
 
 const BOLD: &str = "\x1b[1m";
@@ -188,19 +189,7 @@ pub fn shortened(text: &str, width: usize) -> String {
 pub fn without_passwords(text: &str) -> String {
     let Some((front, rest)) = text.split_once("://") else { return text.into() };
     let (url, after) = rest.split_at(rest.find([' ', '\'', '"']).unwrap_or(rest.len()));
-    let (address, query) = url.split_once('?').unwrap_or((url, ""));
-    let address = match address.rsplit_once('@').map(|(user, host)| (user.split_once(':'), host)) {
-        Some((Some((user, _)), host)) => format!("{user}:***@{host}"),
-        _ => address.into(),
-    };
-    format!("{front}://{address}{}{}", starred(query), without_passwords(after))
-}
-
-/// A URL's query without its values.
-fn starred(query: &str) -> String {
-    let star = |pair: &str| pair.split_once('=').map_or_else(|| pair.into(), |(key, _)| format!("{key}=***"));
-    let pairs: Vec<String> = query.split('&').filter(|pair| !pair.is_empty()).map(star).collect();
-    if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
+    format!("{front}{}{}", redacted(&format!("://{url}")), without_passwords(after))
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{CALL_LIMIT, Engine, Slot};
+use super::slot::{Desk, Slot};
+use super::{CALL_LIMIT, Engine};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::record::Name;
@@ -97,7 +98,7 @@ impl Engine {
     fn collect<T>(
         &mut self,
         queue: impl Fn(&mut Self) -> &mut VecDeque<Name>,
-        mut entry: impl FnMut(&mut Slot, &mut super::Desk) -> Option<T>,
+        mut entry: impl FnMut(&mut Slot, &mut Desk) -> Option<T>,
     ) -> Vec<T> {
         let size = queue(self).len().min(self.desk.about.batch);
         let mut names: Vec<Name> = queue(self).drain(..size).collect();

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{Desk, Slot, Ticket, Under, jittered};
+use super::Ticket;
+use super::slot::{Desk, Slot, Under, jittered};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::EventKind;

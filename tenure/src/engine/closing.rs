@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{CALL_LIMIT, Engine, Slot};
+use super::slot::Slot;
+use super::{CALL_LIMIT, Engine};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::{Status, Why};

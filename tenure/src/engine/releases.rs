@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 
 use super::calls::Freed;
 use super::closing::Unreleased;
+use super::slot::{Desk, Slot, Under};
 use super::terms::why_over;
-use super::{Desk, Slot, Under};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::EventKind;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Desk, Engine, Slot, Ticket, Under};
+use super::slot::{Desk, Slot, Under};
+use super::{Engine, Ticket};
 use crate::clock::Moment;
 use crate::engine::claims::Waiter;
 use crate::error::{Error, Result};

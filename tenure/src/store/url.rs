@@ -186,7 +186,7 @@ impl fmt::Debug for StoreUrl {
 
 /// The URL without what may be a password: from the first colon behind the scheme to the last `@` (an unescaped
 /// `/` or `@` in a password must not show the rest of it), and all values of the query.
-fn redacted(url: &str) -> String {
+pub fn redacted(url: &str) -> String {
     let (head, query) = url.split_once('?').unwrap_or((url, ""));
     let start = head.find("://").map_or(0, |at| at + 3);
     let (front, rest) = head.split_at(start);
