@@ -37,7 +37,8 @@ is one. Signals sent to tenure are passed on to it.
 
 CMD and all its descendants are dead before the name can pass to another: when the term can't be renewed they get SIGTERM with \
 a third of the TTL left, and SIGKILL before it ends; also when tenure itself is killed or stopped (a watchdog process sees to it). \
-When CMD exits, what it has left behind gets SIGTERM, and SIGKILL 5 s later; then the name is released.
+When CMD exits, what it has left behind gets SIGTERM, and SIGKILL 5 s later; then the name is released. The exception is \
+tenure evict: it frees the name at once, and CMD is killed when tenure hears of it, at the next renewal.
 
 A lease is not a mutex: a machine that is frozen as a whole comes back with CMD running and the name lost. Let whatever CMD \
 writes to check TENURE_TOKEN (see tenure fence).
@@ -54,13 +55,18 @@ With CMD, the fence stays locked while CMD and whatever inherits its open files 
 check and the act. TOKEN is remembered, durably, before CMD starts.
 
 Exit code 1 always means that the token is stale, and nothing else: if CMD itself exits with 1, tenure exits with 123. Other codes of \
-CMD are passed on. What was seen is kept in files of this user on this machine (see --dir); no store is needed.";
+CMD are passed on. What was seen is kept in files of this user on this machine (see --dir); no store is needed. To forget what was seen, \
+for good and on your own responsibility, delete RESOURCE.token there.";
+
+const EVICT_HELP: &str = "\
+The name is free at once. Its holder hears of it at its next renewal, a third of its TTL later at the most, and until then believes that it \
+still holds: two may be at work. Its token is stale as soon as the next holder has passed the fence. tenure run kills its CMD when it hears of it.";
 
 /// Holds names on the database that you already run.
 ///
 /// Runs a program while holding a name, so that at most one has it at a time; shows who holds what; checks fencing tokens.
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, after_long_help = EXIT_CODES, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "tenure", version, after_long_help = EXIT_CODES, max_term_width = 100)]
 pub struct Args {
     #[command(flatten)]
     pub globals: Globals,
@@ -71,8 +77,9 @@ pub struct Args {
 /// Options of all commands.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Globals {
-    /// Where names are kept: memory:, sqlite:PATH [default: a file in the user's state folder]
-    #[arg(long, value_name = "URL", env = "TENURE_STORE", hide_env_values = true, global = true, help_heading = EVERYWHERE)]
+    /// Where names are kept: sqlite:PATH, memory: [env: TENURE_STORE] [default: a file in the user's state folder]
+    #[arg(long, value_name = "URL", global = true, help_heading = EVERYWHERE)]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     store: Option<String>,
     /// Write JSON, one object a line, failures included
     #[arg(long, global = true, help_heading = EVERYWHERE)]
@@ -83,9 +90,10 @@ pub struct Globals {
 }
 
 impl Globals {
-    /// The URL that was given; an empty variable is as good as none.
-    pub fn store_url(&self) -> Option<&str> {
-        self.store.as_deref().filter(|url| !url.is_empty())
+    /// The URL that was given, by option or environment; an empty variable is as good as none.
+    pub fn store_url(&self) -> Option<String> {
+        let variable = || std::env::var("TENURE_STORE").ok().filter(|url| !url.is_empty());
+        self.store.clone().or_else(variable)
     }
 }
 
@@ -177,6 +185,7 @@ pub struct Show {
 
 /// `tenure evict`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EVICT_HELP)]
 pub struct Evict {
     /// The name
     #[arg(value_parser = |text: &str| Name::new(text))]
@@ -256,7 +265,9 @@ fn ttl(text: &str) -> Result<Ttl, String> {
 }
 
 fn token(text: &str) -> Result<Token, String> {
-    text.parse().map(Token).map_err(|_| "a token is a whole number from 0 to 18446744073709551615".into())
+    // One beyond all real ones would close the fence for good.
+    let number = text.parse().ok().filter(|number| *number < 1 << 53);
+    number.map(Token).ok_or_else(|| "a token is a whole number below 2^53".into())
 }
 
 fn data(text: &str) -> Result<Box<RawValue>, String> {

@@ -71,7 +71,7 @@ pub fn failed(error: &anyhow::Error, json: bool) -> ExitCode {
 }
 
 /// What `clap` has to say: help and version as they are, anything else as one line.
-pub fn not_understood(error: &clap::Error) -> ExitCode {
+pub fn not_understood(error: &clap::Error, json: bool) -> ExitCode {
     let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_help || !error.use_stderr() {
         return match error.print() {
@@ -80,9 +80,20 @@ pub fn not_understood(error: &clap::Error) -> ExitCode {
         };
     }
     let text = shown_value(error);
-    let first = text.split("\n\n").next().unwrap_or(&text);
-    say(&format!("{} (see --help)", first.trim_start_matches("error: ")), USAGE, false);
+    let first = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
+    say(&format!("{first}{} (see --help)", tip(error, &text)), USAGE, json);
     ExitCode::from(USAGE)
+}
+
+/// What may have been meant.
+fn tip(error: &clap::Error, text: &str) -> String {
+    match error.get(ContextKind::InvalidArg) {
+        // `tenure run NAME CMD`: the commonest mistake.
+        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-') => {
+            ": put -- before a command that is to be run".into()
+        }
+        _ => text.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).map(|tip| format!("; {tip}")).collect(),
+    }
 }
 
 /// The error's text, in which a value that is long or has line breaks doesn't bury the rest.

@@ -31,13 +31,18 @@ fn main() -> ExitCode {
     }
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return exit::not_understood(&error),
+        Err(error) => return exit::not_understood(&error, wants_json()),
     };
     let globals = args.globals.clone();
     match run(args) {
         Ok(code) => ExitCode::from(code),
         Err(error) => exit::failed(&error, globals.json),
     }
+}
+
+/// Whether `--json` was given, where the rest was not understood.
+fn wants_json() -> bool {
+    std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json")
 }
 
 fn run(args: Args) -> anyhow::Result<u8> {

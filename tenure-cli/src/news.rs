@@ -17,6 +17,7 @@ enum Event<'a> {
     AtRisk { name: &'a str, token: u64, left_ms: u64, why: &'a str },
     Lost { name: &'a str, token: u64, why: &'a str },
     Released { name: &'a str, token: u64 },
+    Warning { what: &'a str },
     NotReleased { name: &'a str, token: u64, why: &'a str },
 }
 
@@ -32,6 +33,15 @@ impl News {
     /// As the options have it.
     pub fn new(globals: &Globals) -> Self {
         Self { json: globals.json, watched: globals.verbose || io::stderr().is_terminal() }
+    }
+
+    /// Something that is allowed, but hardly meant.
+    pub fn warn(self, what: &str) {
+        if self.json {
+            self.write(&Event::Warning { what });
+        } else {
+            let _ = writeln!(io::stderr(), "tenure: {what}");
+        }
     }
 
     /// Whether anybody wants to know who holds the name that is waited for.

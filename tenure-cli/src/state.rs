@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use tenure::Locks;
+use tenure::store::url::{StoreUrl, store_at};
 
 use crate::args::Globals;
 use crate::exit::{Failure, OUT_OF_REACH, usage};
@@ -22,10 +23,23 @@ pub async fn connect(globals: &Globals) -> Result<Locks> {
     Ok(tenure::connect(store_url(globals)?).await?)
 }
 
+/// The same, to look around or mend, which makes no new file: a name that was mistyped is not an empty store.
+pub async fn connect_existing(globals: &Globals) -> Result<Locks> {
+    if let Some(url) = globals.store_url().filter(|url| url.starts_with("sqlite:")) {
+        store_at(&url)?;
+        let path = StoreUrl::parse(&url)?.path()?;
+        if matches!(Path::new(&path).try_exists(), Ok(false)) {
+            let why = format!("sqlite: {path} doesn't exist: no name was ever held there");
+            return Err(Failure::new(OUT_OF_REACH, why).into());
+        }
+    }
+    connect(globals).await
+}
+
 /// The URL of the store: `--store`, `TENURE_STORE`, or a file in the state folder.
 pub fn store_url(globals: &Globals) -> Result<String> {
     match globals.store_url() {
-        Some(url) => Ok(url.into()),
+        Some(url) => Ok(url),
         None => Ok(sqlite_url(&folder()?.join(LOCKS))?),
     }
 }
@@ -51,7 +65,9 @@ fn sqlite_url(path: &Path) -> Result<String, Failure> {
 /// Creates the state folder, the user's own as XDG has it. A crash of the machine may undo that, but ends all holders too.
 fn make_folder(folder: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.with_context(|| Failure::new(OUT_OF_REACH, format!("can't create the folder {}", folder.display())))
+    made.with_context(|| {
+        Failure::new(OUT_OF_REACH, format!("can't create the folder {} (or give --store)", folder.display()))
+    })
 }
 
 #[cfg(test)]

@@ -94,10 +94,38 @@ fn options_that_do_not_exist_or_exclude_each_other() {
 #[test]
 fn no_command_at_all_is_wrong_use_too() {
     let world = World::new();
-    assert_line(&world.run(&[]), 64, &["subcommand"]);
-    let said = world.spawn(world.tenure(&[]).env_remove("TENURE_STORE")).said();
+    let said = world.run(&[]);
     assert_eq!((said.code, said.out.as_str()), (64, ""));
     assert!(said.err.contains("Usage: tenure"), "{said:?}");
+}
+
+#[test]
+fn a_command_without_its_dashes_is_explained() {
+    assert_refused(&["run", "backup", "echo", "hi"], &["'echo'", "put -- before a command"]);
+    assert_refused(&["run", "backup", "--tyr", "--", "touch", "ran"], &["--tyr", "'--try'"]);
+    assert_refused(&["runn", "backup"], &["runn", "'run'"]);
+}
+
+#[test]
+fn wrong_use_is_told_as_json_too() {
+    let said = World::new().run(&["--json", "run", "--ttl", "5", "x", "--", "touch", "ran"]);
+    let line: serde_json::Value = serde_json::from_str(&said.err).unwrap();
+    assert_eq!((said.code, line["exit"].as_i64()), (64, Some(64)), "{said:?}");
+}
+
+#[test]
+fn an_empty_store_is_not_the_default_one() {
+    assert_refused(&["--store", "", "run", "x", "--", "touch", "ran"], &["--store"]);
+}
+
+#[test]
+fn a_missing_file_is_not_an_empty_store_and_is_not_made() {
+    for command in [&["ls"][..], &["show", "x"], &["evict", "x"], &["stats"], &["prune"]] {
+        let world = World::new();
+        let said = world.run(&[&["--store", "sqlite:nosuch.db"], command].concat());
+        assert_line(&said, 69, &["nosuch.db doesn't exist"]);
+        assert_nothing_written(&world);
+    }
 }
 
 #[test]

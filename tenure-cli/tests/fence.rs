@@ -13,12 +13,12 @@ mod support;
 #[test]
 fn an_older_token_is_refused_with_1_and_an_equal_one_passes() {
     let world = World::new();
-    for (token, code) in [("7", 0), ("7", 0), ("6", 1), ("8", 0), ("7", 1), ("18446744073709551615", 0)] {
+    for (token, code) in [("7", 0), ("7", 0), ("6", 1), ("8", 0), ("7", 1), ("9007199254740991", 0)] {
         let said = world.run(&["fence", "report", token]);
         assert_eq!((said.code, said.out.as_str()), (code, ""), "{token}: {said:?}");
     }
     let said = world.run(&["fence", "report", "9"]);
-    assert_eq!(said.err, "tenure: report: token 9 is stale: 18446744073709551615 was seen\n");
+    assert_eq!(said.err, "tenure: report: token 9 is stale: 9007199254740991 was seen\n");
     assert!(!world.db().exists(), "no store is needed");
 }
 

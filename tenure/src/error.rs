@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The name was still held when the time to wait was over.
-    #[error("{name} is still held{} after {waited:?}", by(.holder.as_deref()))]
+    #[error("{name} is still held{} after {}ms", by(.holder.as_deref()), .waited.as_millis())]
     TimedOut {
         /// The name that was asked for.
         name: Name,

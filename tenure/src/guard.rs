@@ -247,7 +247,7 @@ impl Guard {
     ///
     /// # Errors
     /// [`Error::Lost`] if the term was over already; [`Error::Store`] if the store could not be reached until the
-    /// term ran out.
+    /// term ran out; [`Error::Closed`] after a shutdown, which has released the name.
     ///
     /// # Cancel safety
     /// The release is under way as soon as this is called; dropping the future does not stop it.

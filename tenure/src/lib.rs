@@ -28,7 +28,7 @@
 //!
 //! # Logs
 //!
-//! Through [`tracing`], with the fields `name`, `owner`, `token` and `store`. Targets: `tenure::lock` (acquired,
+//! Through the crate `tracing`, with the fields `name`, `owner`, `token` and `store`. Targets: `tenure::lock` (acquired,
 //! contended, released: debug), `tenure::renew` (renewed: trace; token rotated: debug; renewal failed, at risk: warn),
 //! `tenure::loss` (lost, not released: error). The same comes as [`Events`].
 

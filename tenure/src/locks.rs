@@ -148,7 +148,7 @@ impl Locks {
         self.lock(name).blocking()
     }
 
-    /// Names that begin with `prefix/`, with defaults of their own.
+    /// Names that begin with `prefix/`, with defaults of their own. The prefix has no `/` at its end.
     pub fn scope(&self, prefix: impl Into<String>) -> Scope {
         Scope { locks: self.clone(), prefix: prefix.into(), options: Options::default() }
     }
@@ -216,7 +216,7 @@ impl Locks {
     }
 
     /// Frees a name that somebody holds. `by` says who does it and why; the holder is told so at its next
-    /// renewal, and its token is stale from then on. Returns the term that was ended; `None` if the name was free.
+    /// renewal, and until then believes that it still holds: this is the one way to have two at work. Returns the term that was ended; `None` if the name was free.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Store`], [`Error::Closed`].
@@ -366,7 +366,11 @@ impl Scope {
         self.locks.list(format!("{}/", self.prefix)).await
     }
 
+    /// `q` and `q/` would be two scopes that look like one.
     fn name(&self, name: impl AsRef<str>) -> Result<Name> {
+        if self.prefix.is_empty() || self.prefix.ends_with('/') {
+            return Err(Error::invalid("scope", format!("{:?} must not be empty or end with a /", self.prefix)));
+        }
         Name::new(format!("{}/{}", self.prefix, name.as_ref()))
     }
 }
@@ -428,5 +432,21 @@ impl Stats {
         if self.longest_hold.as_ref().is_none_or(|(_, longest)| record.held_for > *longest) {
             self.longest_hold = Some((record.name.clone(), record.held_for));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_whose_names_would_look_like_anothers_is_refused() {
+        let locks = connect("memory:scopes").blocking().unwrap();
+        for prefix in ["", "q/"] {
+            let error = locks.scope(prefix).lock("x").blocking().unwrap_err();
+            assert!(error.to_string().starts_with("scope"), "{error}");
+        }
+        let guard = locks.scope("q").scope("r").lock("x").blocking().unwrap();
+        assert_eq!(guard.name().as_str(), "q/r/x");
     }
 }

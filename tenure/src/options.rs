@@ -180,8 +180,8 @@ macro_rules! option_setters {
 
         /// Ends the term after this long even if the holder is alive: a stuck holder must not hold for ever.
         ///
-        /// The holder is told ([`Why::HeldTooLong`](crate::Why::HeldTooLong)), renewing stops, and the name is
-        /// freed when what is left of the term has passed.
+        /// The holder is told ([`Why::HeldTooLong`](crate::Why::HeldTooLong)) and renewing stops. The name is
+        /// freed when the holder lets go of it, and at the latest when what is left of the term has passed.
         pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
             self.options.max_hold = Some(max_hold);
             self
@@ -194,7 +194,7 @@ macro_rules! option_setters {
         }
 
         /// Answers [`Error::AlreadyHeld`](crate::Error::AlreadyHeld) if this process holds the name already,
-        /// instead of waiting for itself.
+        /// instead of waiting for itself or answering that it is busy.
         pub fn refuse_reentry(mut self) -> Self {
             self.options.refuse_reentry = true;
             self

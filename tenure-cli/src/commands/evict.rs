@@ -14,7 +14,7 @@ use crate::state;
 /// Ends the term that holds the name, if any; says whose it was.
 pub async fn evict(args: &Evict, globals: &Globals) -> Result<u8> {
     let by = by(args.why.as_deref())?;
-    let locks = state::connect(globals).await?;
+    let locks = state::connect_existing(globals).await?;
     match locks.evict(&args.name, &by).await? {
         Some(record) => told(&record, &by, globals.json)?,
         None => return Err(Failure::new(exit::NO, format!("{} is free: there is nobody to evict", args.name)).into()),
@@ -27,7 +27,9 @@ fn told(record: &Record, by: &str, json: bool) -> io::Result<()> {
         return json_line(&json!({ "evicted": RecordJson::from(record), "by": by }));
     }
     let (name, owner, token) = (&record.name, printable(&record.owner), record.token);
-    writeln!(io::stdout(), "{name} was held by {owner} (token {token}) for {}; it is free now", age(record.held_for))
+    let held = age(record.held_for);
+    writeln!(io::stdout(), "{name} was held by {owner} (token {token}) for {held}; it is free now")?;
+    writeln!(io::stdout(), "its holder hears of it at its next renewal, and until then believes that it still holds")
 }
 
 /// Who does it and why, as the holder will be told.

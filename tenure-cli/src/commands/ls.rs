@@ -18,7 +18,7 @@ const DATA_WIDTH: usize = 60;
 
 /// Lists records page by page, as they come.
 pub async fn ls(args: &Ls, globals: &Globals) -> Result<u8> {
-    let locks = state::connect(globals).await?;
+    let locks = state::connect_existing(globals).await?;
     let mut table = Table::new(["NAME", "OWNER", "TOKEN", "HELD", "LEFT", "DATA"]);
     let mut page = Page { prefix: args.prefix.clone(), after: None, limit: PAGE };
     loop {

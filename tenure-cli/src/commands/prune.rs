@@ -12,7 +12,7 @@ use crate::state;
 
 /// Forgets names that nobody has held for a while, and says how many.
 pub async fn prune(args: &Prune, globals: &Globals) -> Result<u8> {
-    let forgotten = state::connect(globals).await?.prune(args.idle).await?;
+    let forgotten = state::connect_existing(globals).await?.prune(args.idle).await?;
     if globals.json {
         json_line(&json!({ "pruned": forgotten }))?;
     } else {

@@ -43,6 +43,9 @@ enum Acquired {
 
 async fn acquire(args: &Run, globals: &Globals, news: News) -> Result<Acquired> {
     let locks = state::connect(globals).await?;
+    if locks.about().store == "memory" {
+        news.warn("memory: is known to this process only, and excludes nobody");
+    }
     let events = locks.events();
     let lock = asked(&locks, &args.hold);
     let lock = match (args.once, args.wait) {

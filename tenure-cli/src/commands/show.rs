@@ -11,11 +11,11 @@ use tenure::{Name, Record};
 use crate::args::{Globals, Show};
 use crate::exit;
 use crate::output::{RecordJson, age, compact, json_line, printable, state, utc};
-use crate::state::connect;
+use crate::state::connect_existing;
 
 /// Shows a name's record: the live one, or the expired one that nobody has taken over yet.
 pub async fn show(args: &Show, globals: &Globals) -> Result<u8> {
-    let locks = connect(globals).await?;
+    let locks = connect_existing(globals).await?;
     let mut records = locks.page(Page::of(&args.name)).await?;
     match records.pop().filter(|record| record.name == args.name) {
         Some(record) if globals.json => json_line(&RecordJson::from(&record)).map(|()| code(&record)),

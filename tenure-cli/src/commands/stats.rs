@@ -14,7 +14,7 @@ use crate::state;
 
 /// Counts the names of the store.
 pub async fn stats(globals: &Globals) -> Result<u8> {
-    let stats = state::connect(globals).await?.stats().await?;
+    let stats = state::connect_existing(globals).await?.stats().await?;
     if globals.json {
         json_line(&as_json(&stats))?
     } else {

@@ -33,7 +33,7 @@ pub async fn contention_yields_a_history_without_overlap(subject: &Subject) {
     for _ in 0..PROCESSES {
         processes.push(subject.connect().await);
     }
-    let history = workload(&processes, subject.names(3), subject.ttl(), async { sleep(TIME).await }).await;
+    let history = Workload::heavy(subject).run(&processes, sleep(TIME)).await;
     judge(&history, 20);
 }
 
@@ -45,7 +45,7 @@ pub async fn contention_on_a_faulty_store_yields_a_history_without_overlap(subje
         processes.push(locks);
         stores.push(faulty);
     }
-    let history = workload(&processes, subject.names(3), subject.ttl(), nemesis(&stores)).await;
+    let history = Workload::heavy(subject).run(&processes, nemesis(&stores)).await;
     judge(&history, 5);
 }
 
@@ -78,35 +78,54 @@ fn random_fault() -> Fault {
     }
 }
 
-/// Tasks that hold names for a moment, until `end`.
-pub(super) async fn workload(
-    processes: &[Locks],
-    names: Vec<Name>,
-    ttl: Duration,
-    end: impl Future<Output = ()>,
-) -> History {
-    let (history, names): (_, Arc<[Name]>) = (History::new(), names.into());
-    let mut tasks = JoinSet::new();
-    for task in 0..TASKS {
-        let locks = processes[task % processes.len()].clone();
-        let holder = format!("{}/{task}", std::process::id());
-        tasks.spawn(hold_again_and_again(locks, names.clone(), ttl, history.clone(), holder));
-    }
-    end.await;
-    tasks.shutdown().await;
-    history
+/// Tasks that hold names for a moment, again and again.
+#[derive(Clone)]
+pub(super) struct Workload {
+    pub names: Arc<[Name]>,
+    pub ttl: Duration,
+    pub tasks: usize,
+    /// Up to this long, a task has had enough: without it the names are never free for others.
+    pub pause: Duration,
 }
 
-async fn hold_again_and_again(locks: Locks, names: Arc<[Name]>, ttl: Duration, history: History, holder: String) {
-    loop {
-        let name = &names[random() as usize % names.len()];
-        let acquire = locks.lock(name).ttl(ttl).into_future();
-        // Some give up while they wait.
-        let patience = if random().is_multiple_of(4) { at_most(Duration::from_millis(50)) } else { SOON };
-        let Ok(Ok(guard)) = timeout(patience, acquire).await else { continue };
-        let Some(held) = Held::new(&history, &holder, &guard) else { continue };
-        let hold = if random().is_multiple_of(50) { 2 * ttl } else { Duration::from_millis(3) };
-        let _ = guard.run(sleep(at_most(hold))).await;
+impl Workload {
+    /// All that there is, with no rest.
+    fn heavy(subject: &Subject) -> Self {
+        Self { names: subject.names(3).into(), ttl: subject.ttl(), tasks: TASKS, pause: Duration::ZERO }
+    }
+
+    /// Runs until `end`.
+    pub async fn run(self, processes: &[Locks], end: impl Future<Output = ()>) -> History {
+        let history = History::new();
+        let mut tasks = JoinSet::new();
+        for task in 0..self.tasks {
+            let locks = processes[task % processes.len()].clone();
+            let holder = format!("{}/{task}", std::process::id());
+            tasks.spawn(self.clone().hold_again_and_again(locks, history.clone(), holder));
+        }
+        end.await;
+        tasks.shutdown().await;
+        history
+    }
+
+    async fn hold_again_and_again(self, locks: Locks, history: History, holder: String) {
+        loop {
+            let name = &self.names[random() as usize % self.names.len()];
+            let acquire = locks.lock(name).ttl(self.ttl).into_future();
+            // Some give up while they wait.
+            let patience = if random().is_multiple_of(4) { at_most(Duration::from_millis(50)) } else { SOON };
+            if let Ok(Ok(guard)) = timeout(patience, acquire).await {
+                self.hold(guard, &history, &holder).await;
+            }
+            sleep(at_most(self.pause)).await;
+        }
+    }
+
+    async fn hold(&self, guard: Guard, history: &History, holder: &str) {
+        let Some(held) = Held::new(history, holder, &guard) else { return };
+        // A few hold on for long enough to be renewed.
+        let time = if random().is_multiple_of(200) { 2 * self.ttl } else { Duration::from_millis(3) };
+        let _ = guard.run(sleep(at_most(time))).await;
         drop(held);
         if random().is_multiple_of(2) {
             // It may have been lost.

@@ -14,9 +14,13 @@ use crate::record::Name;
 
 const LOAD: Duration = Duration::from_secs(2);
 
+async fn with_calls(subject: &Subject, calls: usize) -> (Locks, Faulty) {
+    subject.connect_to(Faulty::new(subject.instance()).with_about(|about| about.calls = calls)).await
+}
+
 /// A claim is not sent while this process's release of the name is under way.
 pub async fn a_claim_waits_for_the_release_before_it(subject: &Subject) {
-    let (locks, faulty) = subject.connect_faulty().await;
+    let (locks, faulty) = with_calls(subject, 4).await;
     let (name, gate) = (subject.name(), Gate::new());
     let guard = hold(&locks, &name).await;
     let token = guard.token();

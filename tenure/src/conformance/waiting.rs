@@ -3,16 +3,21 @@
 use std::future::IntoFuture;
 
 use super::support::{Bare, LONG, claim_of, hold, poll_once, soon, taken_in};
-use super::{Call, Subject};
+use super::{Call, Faulty, Subject};
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::lock::Acquire;
 use crate::locks::Locks;
 use crate::record::Name;
+use crate::store::Store;
 
-/// A waiter in another process has the name soon after its release, long before the term would have run out.
+/// A waiter in another process has the name soon after its release, long before the term would have run out: by its
+/// polls or, on a store that pushes, by a hint alone.
 pub async fn a_release_wakes_a_waiter(subject: &Subject) {
-    let (one, (other, faulty)) = (subject.connect().await, subject.connect_faulty().await);
+    let other = Faulty::new(subject.instance());
+    let poll = if other.about().push { LONG } else { other.about().poll };
+    let (other, faulty) = subject.connect_to(other.with_about(|about| about.poll = poll)).await;
+    let one = subject.connect().await;
     let name = subject.name();
     let guard = hold(&one, &name).await;
     let before = guard.token();

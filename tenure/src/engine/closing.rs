@@ -79,7 +79,7 @@ impl Engine {
             closing.until = Some(now + CALL_LIMIT);
             self.with_all(|slot, desk| {
                 if let Some(held) = slot.term.as_ref().map(|term| term.held.clone()) {
-                    held.tell(Status::Lost(held.lost_for(Why::Closed)));
+                    slot.tell_lost(Why::Closed, desk);
                     slot.release(&held, None, desk);
                 }
             });

@@ -221,7 +221,7 @@ impl Slot {
         if grace.is_zero() { self.release(&held, None, desk) } else { self.term = None }
     }
 
-    fn tell_lost(&mut self, why: Why, desk: &Desk) {
+    pub(super) fn tell_lost(&mut self, why: Why, desk: &Desk) {
         let Some(term) = &self.term else { return };
         if term.held.tell(Status::Lost(term.held.lost_for(why.clone()))) {
             desk.report.report(&self.name, Some(term.held.token()), EventKind::Lost(why));

@@ -140,7 +140,7 @@ fn meaning(code: Option<i32>) -> (bool, &'static str) {
         Some(PERM | READONLY) => (false, "may not be written: allow it, for the file and its directory"),
         Some(CANTOPEN) => (false, "can't be opened: check the rights on the file and its directory"),
         Some(CORRUPT | NOTADB) => {
-            (false, "is not a Tenure database, or is damaged: move it away, and a new one is made")
+            (false, "is not a database, or is damaged: name another file, or move this one away and a new one is made")
         }
         Some(ERROR) => (false, "doesn't have Tenure's table as this version makes it: see `tenure schema`"),
         _ => (false, "was refused"),

@@ -211,7 +211,7 @@ async fn a_file_that_is_no_database_is_named_and_left_alone() {
     fs::write(&path, &letter).unwrap();
     let error = SqliteStore::new(&path).unwrap().open().await.unwrap_err();
     assert!(!error.is_transient());
-    assert!(error.to_string().contains("locks.db is not a Tenure database"), "{error}");
+    assert!(error.to_string().contains("locks.db is not a database"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), letter);
 }
 
