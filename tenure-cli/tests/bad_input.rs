@@ -102,7 +102,7 @@ fn no_command_at_all_is_wrong_use_too() {
 #[test]
 fn a_command_without_its_dashes_is_explained() {
     assert_refused(&["run", "backup", "echo", "hi"], &["'echo'", "put -- before a command"]);
-    assert_refused(&["run", "backup", "--tyr", "--", "touch", "ran"], &["--tyr", "'--try'"]);
+    assert_refused(&["run", "backup", "--wiat", "1s", "--", "touch", "ran"], &["--wiat", "'--wait'"]);
     assert_refused(&["runn", "backup"], &["runn", "'run'"]);
 }
 
