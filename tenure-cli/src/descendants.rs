@@ -1,9 +1,10 @@
-//! Finds, signals and reaps every process below this one.
+//! Finds, signals and reaps every process below this one, but those that were there before CMD: a shell that became
+//! this process by `exec` has left its own children to us.
 //!
 //! This process must be a subreaper: whatever daemonises below it then becomes its child. On systems
 //! other than Linux there is no such thing: only CMD's process group is reached, and whoever left it is not.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::Duration;
 
@@ -15,26 +16,36 @@ use tokio::time::timeout;
 
 use crate::link::Exit;
 
+#[cfg(target_os = "linux")]
+mod tree;
+
 /// How often those are tried again that didn't die of SIGKILL at once.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// How many times in a row newly born processes are looked for before the killing goes on without.
 const FREEZE_ROUNDS: usize = 100;
 
-/// Everything below this process, which nobody else in it may wait for.
+/// Looks whether a child is dead and leaves it to be reaped.
+const PEEK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG).union(WaitIdOptions::NOWAIT);
+
+/// Everything of CMD's below this process, which nobody else in it may wait for.
 #[derive(Debug)]
 pub struct Descendants {
     /// CMD. It is reaped last: until then its number is nobody else's, and the group that it leads can be signalled
     /// without a risk.
     first: Option<Pid>,
     exit: Option<Exit>,
+    /// Those that are not CMD's, with the time of their birth: a number may pass to another process. They are neither
+    /// signalled nor reaped, nor is what is below them.
+    spared: HashMap<Pid, u64>,
     deaths: tokio::signal::unix::Signal,
 }
 
 impl Descendants {
-    /// Starts to watch for the deaths of children.
+    /// Starts to watch for the deaths of children. What is there already will be spared.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { first: None, exit: None, deaths: signal(SignalKind::child())? })
+        let deaths = signal(SignalKind::child())?;
+        Ok(Self { first: None, exit: None, spared: births(tree::descendants(|_| false)), deaths })
     }
 
     /// Makes this process the one that inherits all orphans below it.
@@ -47,6 +58,16 @@ impl Descendants {
     /// CMD, a child of this process, is all there is so far.
     pub fn start_with(&mut self, command: Pid) {
         self.first = Some(command);
+    }
+
+    /// Spares all but the watchdog and what is below it, if it lives: CMD's orphans are then its children, and those
+    /// that have become ours come from somebody else.
+    pub fn spare_all_but(&mut self, watchdog: Pid) {
+        let others = births(tree::descendants(|process| process == watchdog));
+        // Asked afterwards: had it been dead before, CMD's orphans could be among the others.
+        if is_running(watchdog) {
+            self.spared = others;
+        }
     }
 
     /// How CMD ended, as of the last `settle`.
@@ -66,13 +87,13 @@ impl Descendants {
         }
     }
 
-    /// Sends these signals to each process below this one.
+    /// Sends these signals to each process of CMD's.
     pub fn signal(&self, signals: &[Signal]) {
         if cfg!(not(target_os = "linux")) {
             signals.iter().for_each(|&signal| self.signal_group(signal));
         }
         // All are found before the first is signalled: the children of one that dies change their parent.
-        for process in tree::descendants() {
+        for process in self.all() {
             tree::signal(process, signals);
         }
     }
@@ -82,7 +103,7 @@ impl Descendants {
     fn freeze(&self) {
         let mut seen = HashSet::new();
         for _ in 0..FREEZE_ROUNDS {
-            let mut new = tree::descendants();
+            let mut new = self.all();
             new.retain(|&process| seen.insert(process));
             if new.is_empty() {
                 return;
@@ -93,13 +114,13 @@ impl Descendants {
         }
     }
 
-    /// Reaps the dead. `true` when nothing is left below this process.
+    /// Reaps the dead. `true` when nothing of CMD's is left below this process.
     pub fn settle(&mut self) -> bool {
         if let Some(command) = self.first {
             self.exit = exit_of(command);
         }
         let mut others = tree::children(getpid());
-        others.retain(|&child| Some(child) != self.first && !reap(child));
+        others.retain(|&child| Some(child) != self.first && !self.is_spared(child) && !reap(child));
         if !others.is_empty() || (self.first.is_some() && self.exit.is_none()) {
             return false;
         }
@@ -107,11 +128,26 @@ impl Descendants {
             self.signal_group(Signal::KILL);
         }
         self.first = None;
-        // The list of children may have missed some; waiting for them doesn't.
-        none_left()
+        // Those who died meanwhile may have left us children that are not in the list.
+        if self.spared.is_empty() { no_child_left() } else { self.only_spared_left() }
     }
 
-    /// Kills everything below this process and returns when all of it is dead. Cancel safe: begins afresh.
+    /// As `no_child_left`, which would reap the spared ones too, and wait for them.
+    fn only_spared_left(&self) -> bool {
+        let children = tree::children(getpid());
+        // The spared ones stay there, dead or alive: without them the list could not be read.
+        !children.is_empty() && children.into_iter().all(|child| self.is_spared(child))
+    }
+
+    /// Kills one child and returns when it is dead. Cancel safe.
+    pub async fn kill_child(&mut self, child: Pid) {
+        while !reap(child) {
+            let _ = kill_process(child, Signal::KILL);
+            let _ = timeout(RETRY, self.death()).await;
+        }
+    }
+
+    /// Kills everything of CMD's below this process and returns when all of it is dead. Cancel safe: begins afresh.
     pub async fn kill(&mut self) {
         self.signal_group(Signal::KILL);
         self.signal(&[Signal::KILL]);
@@ -126,6 +162,23 @@ impl Descendants {
             self.death().await;
         }
     }
+
+    /// All of CMD's processes.
+    fn all(&self) -> Vec<Pid> {
+        tree::descendants(|process| self.is_spared(process))
+    }
+
+    fn is_spared(&self, process: Pid) -> bool {
+        self.spared.get(&process).is_some_and(|&birth| tree::birth(process) == Some(birth))
+    }
+}
+
+fn births(processes: Vec<Pid>) -> HashMap<Pid, u64> {
+    processes.into_iter().filter_map(|process| Some((process, tree::birth(process)?))).collect()
+}
+
+fn is_running(child: Pid) -> bool {
+    matches!(waitid(WaitId::Pid(child), PEEK), Ok(None))
 }
 
 /// Reaps one child if it is dead.
@@ -136,8 +189,7 @@ fn reap(child: Pid) -> bool {
 
 /// How a child ended, leaving it to be reaped.
 fn exit_of(child: Pid) -> Option<Exit> {
-    let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let status = waitid(WaitId::Pid(child), peek).ok()??;
+    let status = waitid(WaitId::Pid(child), PEEK).ok()??;
     match status.terminating_signal() {
         Some(signal) => Some(Exit::Signal(signal)),
         None => status.exit_status().map(Exit::Code),
@@ -145,111 +197,12 @@ fn exit_of(child: Pid) -> Option<Exit> {
 }
 
 /// Reaps all dead children. `true` if there is no other.
-fn none_left() -> bool {
+fn no_child_left() -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) => {}
             Ok(None) => return false,
             Err(error) => return error == Errno::CHILD,
-        }
-    }
-}
-
-/// The tree of processes, as /proc shows it.
-#[cfg(target_os = "linux")]
-mod tree {
-    use std::fs;
-    use std::path::Path;
-
-    use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, pidfd_send_signal};
-
-    /// The children of a process, the dead ones that are not yet reaped among them.
-    pub fn children(process: Pid) -> Vec<Pid> {
-        if Path::new("/proc/thread-self/children").exists() {
-            listed_children(process)
-        } else {
-            searched_children(process)
-        }
-    }
-
-    fn listed_children(process: Pid) -> Vec<Pid> {
-        let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
-            return Vec::new();
-        };
-        let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-        lists.flat_map(|list| list.split_whitespace().filter_map(parse).collect::<Vec<_>>()).collect()
-    }
-
-    /// For kernels that were built without the lists (`CONFIG_PROC_CHILDREN`): slower, as it reads all of /proc.
-    fn searched_children(process: Pid) -> Vec<Pid> {
-        let Ok(entries) = fs::read_dir("/proc") else {
-            return Vec::new();
-        };
-        entries
-            .flatten()
-            .filter_map(|entry| parse(entry.file_name().to_str()?))
-            .filter(|&other| parent(other) == Some(process))
-            .collect()
-    }
-
-    /// Every process below this one.
-    pub fn descendants() -> Vec<Pid> {
-        let mut found = children(getpid());
-        let mut next = 0;
-        while let Some(&process) = found.get(next) {
-            found.extend(children(process));
-            next += 1;
-        }
-        found
-    }
-
-    /// Signals a descendant, unless its number has passed to another process since it was found. It may have died,
-    /// or be another user's: both show when it is waited for.
-    pub fn signal(process: Pid, signals: &[Signal]) {
-        if parent(process) == Some(getpid()) {
-            // Nobody but us can reap our child, so the number stays its own.
-            for &signal in signals {
-                let _ = kill_process(process, signal);
-            }
-        } else if let Ok(pinned) = pidfd_open(process, PidfdFlags::empty())
-            && is_below_us(process)
-        {
-            for &signal in signals {
-                let _ = pidfd_send_signal(&pinned, signal);
-            }
-        }
-    }
-
-    fn is_below_us(process: Pid) -> bool {
-        let us = getpid();
-        std::iter::successors(parent(process), |&ancestor| parent(ancestor)).any(|ancestor| ancestor == us)
-    }
-
-    fn parent(process: Pid) -> Option<Pid> {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // "pid (name) state parent …", and the name may hold anything.
-        let (_, after_name) = stat.rsplit_once(')')?;
-        parse(after_name.split_whitespace().nth(1)?)
-    }
-
-    fn parse(number: &str) -> Option<Pid> {
-        Pid::from_raw(number.parse().ok()?)
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use std::process::Command;
-
-        use super::*;
-
-        #[test]
-        fn both_ways_of_looking_find_a_child() {
-            let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-            let pid = Pid::from_child(&child);
-            let found = [children(getpid()), listed_children(getpid()), searched_children(getpid())];
-            child.kill().unwrap();
-            child.wait().unwrap();
-            assert!(found.iter().all(|found| found.contains(&pid)), "{pid} in {found:?}");
         }
     }
 }
@@ -263,8 +216,12 @@ mod tree {
         Vec::new()
     }
 
-    pub fn descendants() -> Vec<Pid> {
+    pub fn descendants(_: impl Fn(Pid) -> bool) -> Vec<Pid> {
         Vec::new()
+    }
+
+    pub fn birth(_: Pid) -> Option<u64> {
+        None
     }
 
     pub fn signal(_: Pid, _: &[Signal]) {}

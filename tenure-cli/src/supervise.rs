@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal::SIGCHLD};
 use rustix::fs::{FileType, fstat};
-use rustix::process::{Signal, kill_current_process_group};
+use rustix::process::{Pid, Signal, kill_current_process_group};
 use rustix::stdio::{stdin, stdout};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
@@ -58,13 +58,16 @@ pub fn this_binary() -> io::Result<Command> {
 
 /// CMD, running under a watchdog.
 ///
-/// This process becomes a subreaper, and takes all its children for CMD's: it must have no others. It must be one that
-/// SIGINT doesn't kill: a ctrl-C that ended CMD reaches the rest of this process's group too, when this is dropped.
+/// This process becomes a subreaper. Children that it had before are left alone, but it must start no others. It must
+/// be one that SIGINT doesn't kill: a ctrl-C that ended CMD reaches the rest of this process's group too, when this is
+/// dropped.
+///
 /// Dropped before the end, CMD is stopped gently, and nobody waits for that.
 #[derive(Debug)]
 pub struct Supervised {
     link: UnixStream,
     below: Descendants,
+    watchdog: Pid,
     ground: Ground,
     lent: Option<Lent>,
     interrupted: bool,
@@ -104,8 +107,8 @@ impl Supervised {
         };
         let (ours, theirs) = net::UnixStream::pair()?;
         send_with_fd(&ours, Order::Deadline(deadline).encode(), stdin())?;
-        let mut watchdog = this_binary()?;
-        watchdog
+        let mut helper = this_binary()?;
+        helper
             .args([WATCHDOG, &ttl.as_nanos().to_string(), ground.as_str()])
             .args(command)
             .envs(env.iter().cloned())
@@ -113,8 +116,19 @@ impl Supervised {
         ours.set_nonblocking(true)?;
         let link = UnixStream::from_std(ours)?;
         // Last, so that an error means that nothing was started.
-        spawn_blocked(&mut watchdog)?;
-        Ok(Self { link, below, ground, lent, interrupted: false, ttl, deadline, obeyed_by: None, ended: None })
+        let watchdog = spawn_blocked(&mut helper)?;
+        Ok(Self {
+            link,
+            below,
+            watchdog,
+            ground,
+            lent,
+            interrupted: false,
+            ttl,
+            deadline,
+            obeyed_by: None,
+            ended: None,
+        })
     }
 
     /// Tells the watchdog that the term has been extended.
@@ -168,14 +182,17 @@ impl Supervised {
             None => self.report().await,
         };
         self.ended = Some(ended);
-        // After an ordinary end there is only the watchdog, which has nothing left to do.
-        self.below.kill().await;
+        match ended {
+            // The watchdog has seen all the others die, and has nothing left to do.
+            Ended::Exited(_) => self.below.kill_child(self.watchdog).await,
+            Ended::Overdue | Ended::Unguarded => self.below.kill().await,
+        }
         self.take_back(ended);
         ended
     }
 
     /// What the watchdog says, or what its silence means.
-    async fn report(&self) -> Ended {
+    async fn report(&mut self) -> Ended {
         loop {
             let pause = self.own_kill_at().saturating_sub(boot_time()).min(TICK);
             tokio::select! {
@@ -183,6 +200,8 @@ impl Supervised {
                 frame = next_frame(&self.link) => return Ended::decode(frame),
                 () = sleep(pause) => {}
             }
+            // Now and then: once the watchdog is dead, its orphans can't be told from those of others.
+            self.below.spare_all_but(self.watchdog);
             let now = boot_time();
             if now >= self.own_kill_at() {
                 return Ended::Overdue;
@@ -231,11 +250,11 @@ fn is_in_pipeline() -> bool {
 }
 
 /// Starts a process that has all signals blocked but SIGCHLD from its first instruction on.
-fn spawn_blocked(command: &mut Command) -> io::Result<()> {
+fn spawn_blocked(command: &mut Command) -> io::Result<Pid> {
     let mut blocked = SigSet::all();
     blocked.remove(SIGCHLD);
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let spawned = command.spawn();
     before.thread_set_mask()?;
-    spawned.map(drop)
+    spawned.map(|child| Pid::from_child(&child))
 }

@@ -27,6 +27,11 @@ use crate::terminal::Terminal;
 /// The first argument that makes this binary the watchdog.
 pub const WATCHDOG: &str = "__watchdog";
 
+/// Its name among the processes, unlike that of `tenure run`: `killall tenure` or `pkill tenure`, which looks for a part
+/// of the name, must not hit both.
+#[cfg(target_os = "linux")]
+const COMM: &std::ffi::CStr = c"tnr-watchdog";
+
 /// What it was started with.
 struct Task {
     ttl: Duration,
@@ -37,6 +42,9 @@ struct Task {
 /// Runs with the arguments `TTL GROUND CMD…` (the TTL in nanoseconds) and a socket to
 /// `tenure run` as standard input.
 pub fn watchdog_main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    // It does its work under any name.
+    #[cfg(target_os = "linux")]
+    let _ = nix::sys::prctl::set_name(COMM);
     let result = Task::parse(args).ok_or_else(|| io::Error::other("it is for tenure's own use")).and_then(|task| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(task.run())

@@ -16,6 +16,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
+mod strangers;
 mod terminal;
 
 /// Long enough for a busy machine; only a test that fails waits for it.
@@ -59,8 +60,7 @@ impl Run {
     }
 
     fn pids(&self) -> Vec<Pid> {
-        let reported = fs::read_to_string(self.dir.path().join("pids")).unwrap_or_default();
-        reported.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
+        pids_in(&self.dir.path().join("pids"))
     }
 
     fn tenure(&self) -> Pid {
@@ -98,6 +98,11 @@ impl Drop for Run {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
+}
+
+fn pids_in(file: &Path) -> Vec<Pid> {
+    let reported = fs::read_to_string(file).unwrap_or_default();
+    reported.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {

@@ -31,6 +31,7 @@ mod failures;
 mod faulty;
 mod gate;
 mod history;
+mod load;
 mod loss;
 mod names;
 mod order;
@@ -207,7 +208,10 @@ promises! {
         a_claim_waits_for_a_release_that_is_made_again,
         a_release_waits_for_the_renewal_before_it,
         a_search_for_an_orphan_waits_for_the_renewal_before_it,
+    }
+    load (Store) {
         a_name_is_never_in_two_calls_at_once,
+        a_restless_process_leaves_nothing,
     }
     shutdown (Store) {
         shutdown_tells_holders_and_waits_for_them,

@@ -23,6 +23,7 @@ use crate::store::{About, Change, Store};
 mod calls;
 mod claims;
 mod closing;
+mod queue;
 mod releases;
 mod slot;
 mod terms;
@@ -44,7 +45,7 @@ const RECHECK: Duration = Duration::from_millis(250);
 const PARTING: Duration = Duration::from_secs(1);
 
 /// One acquire within this process, from the request to the end of its term.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
 /// A call under way.
@@ -258,7 +259,7 @@ impl Engine {
             Message::Acquire(request) => self.with(request.name.clone(), |slot, desk| slot.ask(*request, desk)),
             Message::Withdraw { name, ticket } => self.with(name, |slot, desk| slot.withdraw(ticket, desk)),
             Message::Release { held, reply } => {
-                self.with(held.name.clone(), |slot, desk| slot.release(&held, reply, desk));
+                self.with(held.name.clone(), |slot, desk| slot.let_go(&held, reply, desk));
             }
             Message::Evicted(name) => self.with(name, |slot, desk| slot.renew_now(desk)),
             Message::Holding(reply) => drop(reply.send(self.holding())),

@@ -80,8 +80,21 @@ pub(crate) struct Held {
     pub ttl: Ttl,
     deadline: AtomicU64,
     token: AtomicU64,
-    status: Mutex<Status>,
+    state: Mutex<State>,
     changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    status: Status,
+    /// The last failure to renew.
+    error: Option<Error>,
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        matches!(self.status, Status::Released | Status::Lost(_))
+    }
 }
 
 impl Held {
@@ -92,7 +105,7 @@ impl Held {
             ttl,
             deadline: AtomicU64::new(deadline.as_nanos()),
             token: AtomicU64::new(token.0),
-            status: Mutex::new(Status::Held),
+            state: Mutex::new(State { status: Status::Held, error: None }),
             changed: Notify::new(),
         }
     }
@@ -105,34 +118,48 @@ impl Held {
         Token(self.token.load(Ordering::Acquire))
     }
 
-    /// A deadline never moves back: an answer that overtook an earlier one counts.
-    pub fn extend(&self, token: Token, deadline: Moment) {
-        self.token.store(token.0, Ordering::Release);
-        self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+    /// The state, in which a term that has run out by now is lost: whoever looks first decides it, for good.
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.is_over() && Moment::now() >= self.deadline() {
+            let error = state.error.take().map(Box::new);
+            state.status = Status::Lost(self.lost_for(Why::Expired(error)));
+            self.changed.notify_waiters();
+        }
+        state
     }
 
-    fn locked(&self) -> MutexGuard<'_, Status> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The term was renewed. Says whether that was in time.
+    ///
+    /// A deadline never moves back: an answer that overtook an earlier one counts.
+    pub fn extend(&self, token: Token, deadline: Moment) -> bool {
+        let mut state = self.state();
+        if state.is_over() {
+            return false;
+        }
+        state.error = None;
+        self.token.store(token.0, Ordering::Release);
+        self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+        true
+    }
+
+    /// A renewal failed.
+    pub fn note(&self, error: Error) {
+        self.state().error = Some(error);
     }
 
     /// How the term stands at this moment, whatever was signalled so far.
     pub fn status(&self) -> Status {
-        let status = self.locked().clone();
-        match status {
-            Status::Released | Status::Lost(_) => status,
-            _ if Moment::now() >= self.deadline() => Status::Lost(self.lost_for(Why::Expired(None))),
-            _ => status,
-        }
+        self.state().status.clone()
     }
 
     /// Tells the holder, unless the term is over: that is final. Says whether it was told.
     pub fn tell(&self, news: Status) -> bool {
-        let mut status = self.locked();
-        if matches!(*status, Status::Released | Status::Lost(_)) {
+        let mut state = self.state();
+        if state.is_over() {
             return false;
         }
-        *status = news;
-        drop(status);
+        state.status = news;
         self.changed.notify_waiters();
         true
     }
@@ -282,7 +309,7 @@ impl Guard {
 
     /// Told to stop, but the record is still this term's.
     fn held_too_long(&self) -> bool {
-        matches!(&*self.held.locked(), Status::Lost(Lost { why: Why::HeldTooLong, .. }))
+        matches!(self.held.status(), Status::Lost(Lost { why: Why::HeldTooLong, .. }))
     }
 }
 

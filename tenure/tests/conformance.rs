@@ -2,6 +2,7 @@
 //!
 //! A store that is not there is skipped, visibly; if `TENURE_TEST_REQUIRE` lists it (`memory,sqlite`), it fails.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,9 +24,18 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let folder = Folder::new();
-    let stores = [("memory", memory()), ("sqlite", sqlite(&folder))];
-    let trials = stores.into_iter().flat_map(|(store, found)| trials(store, &found)).collect();
+    let mut stores = BTreeMap::from([("memory".to_owned(), memory()), ("sqlite".to_owned(), sqlite(&folder))]);
+    let required = required();
+    for store in &required {
+        stores.entry(store.clone()).or_insert_with(|| Err("there are no tests for it".into()));
+    }
+    let trials = stores.iter().flat_map(|(store, found)| trials(store, found, required.contains(store))).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn required() -> BTreeSet<String> {
+    let listed = std::env::var(REQUIRE).unwrap_or_default();
+    listed.split(',').map(str::trim).filter(|store| !store.is_empty()).map(Into::into).collect()
 }
 
 fn memory() -> Found {
@@ -58,8 +68,7 @@ fn at_url(url: String) -> Found {
     Ok(Arc::new(Subject::new(move || store_at(&make).expect("the URL was good before")).url(url)))
 }
 
-fn trials(store: &'static str, found: &Found) -> Vec<Trial> {
-    let required = std::env::var(REQUIRE).unwrap_or_default().split(',').any(|required| required.trim() == store);
+fn trials(store: &str, found: &Found, required: bool) -> Vec<Trial> {
     match found {
         Ok(subject) => PROMISES.iter().map(|promise| trial(store, promise, subject.clone())).collect(),
         Err(why) if required => {

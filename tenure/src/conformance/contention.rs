@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::support::SOON;
+use super::support::{SOON, at_most, random};
 use super::{Call, Fault, Faulty, History, Subject, Verdict};
 use crate::guard::Guard;
 use crate::locks::Locks;
@@ -16,16 +16,6 @@ use crate::record::Name;
 const TASKS: usize = 32;
 const PROCESSES: usize = 4;
 pub(super) const TIME: Duration = Duration::from_secs(3);
-
-/// Any number.
-pub(super) fn random() -> u32 {
-    getrandom::u32().expect("the operating system has random numbers")
-}
-
-/// Up to this long.
-fn at_most(time: Duration) -> Duration {
-    time.mul_f64(f64::from(random()) / f64::from(u32::MAX))
-}
 
 /// 32 tasks in several processes want the same few names for some seconds: no two have one at a time, and tokens rise.
 pub async fn contention_yields_a_history_without_overlap(subject: &Subject) {
@@ -47,6 +37,8 @@ pub async fn contention_on_a_faulty_store_yields_a_history_without_overlap(subje
     }
     let history = Workload::heavy(subject).run(&processes, nemesis(&stores)).await;
     judge(&history, 5);
+    let breaches: Vec<String> = stores.iter().flat_map(Faulty::breaches).collect();
+    assert_eq!(breaches, [""; 0], "breaches of the contract");
 }
 
 pub(super) fn judge(history: &History, least: usize) {

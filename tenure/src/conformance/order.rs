@@ -1,18 +1,11 @@
 //! What the engine asks of a store is in order, and within the contract.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
 
 use super::support::{LONG, hold, poll_once, soon, taken_in};
 use super::{Call, Fault, Faulty, Gate, Subject};
 use crate::locks::Locks;
-use crate::record::Name;
-
-const LOAD: Duration = Duration::from_secs(2);
 
 async fn with_calls(subject: &Subject, calls: usize) -> (Locks, Faulty) {
     subject.connect_to(Faulty::new(subject.instance()).with_about(|about| about.calls = calls)).await
@@ -107,59 +100,4 @@ pub async fn a_search_for_an_orphan_waits_for_the_renewal_before_it(subject: &Su
     assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
     renewal.open();
     assert!(guard.is_held());
-}
-
-/// Under load, with acquires dropped at any moment and a store that is slow and loses replies, a name is never in two calls
-/// at once, and every batch is sorted and no larger than allowed.
-pub async fn a_name_is_never_in_two_calls_at_once(subject: &Subject) {
-    let faulty = Faulty::new(subject.instance()).with_about(|about| {
-        about.statement_limit = Duration::from_millis(20);
-        about.calls = 4;
-        about.batch = about.batch.min(3);
-    });
-    let (locks, faulty) = subject.connect_to(faulty).await;
-    let names: Arc<[Name]> = subject.names(6).into();
-    let until = Instant::now() + LOAD;
-    let mut tasks = JoinSet::new();
-    for task in 0..24 {
-        tasks.spawn(restless(locks.clone(), names.clone(), task, until));
-    }
-    while Instant::now() < until {
-        faulty.next(Call::ALL[super::contention::random() as usize % 3], random_fault());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    faulty.heal();
-    let grants: usize = soon("the tasks end", tasks.join_all()).await.into_iter().sum();
-    assert!(grants > 20, "{grants} grants in {LOAD:?}");
-    assert_eq!(faulty.breaches(), [""; 0], "breaches of the contract");
-}
-
-fn random_fault() -> Fault {
-    let random = super::contention::random();
-    let time = Duration::from_micros(u64::from(random >> 16) % 5_000);
-    match random % 4 {
-        0 => Fault::Fail,
-        1 => Fault::LoseReply,
-        2 => Fault::Delay(time),
-        _ => Fault::DelayReply(time),
-    }
-}
-
-/// Acquires, holds and lets go of names, and often changes its mind.
-async fn restless(locks: Locks, names: Arc<[Name]>, task: usize, until: Instant) -> usize {
-    let mut grants = 0;
-    while Instant::now() < until {
-        let random = super::contention::random();
-        let name = &names[(task + random as usize) % names.len()];
-        let patience = Duration::from_micros(u64::from(random >> 8) % 50_000);
-        let lock = locks.lock(name).ttl(Duration::from_secs(3)).renew_every(Duration::from_millis(5));
-        if let Ok(Ok(guard)) = timeout(patience, lock.into_future()).await {
-            grants += 1;
-            tokio::time::sleep(patience / 8).await;
-            if random.is_multiple_of(2) {
-                let _ = guard.release().await;
-            }
-        }
-    }
-    grants
 }

@@ -22,6 +22,16 @@ pub const LONG: Duration = Duration::from_secs(120);
 /// A pause between two looks.
 pub const TICK: Duration = Duration::from_millis(10);
 
+/// Any number.
+pub fn random() -> u32 {
+    getrandom::u32().expect("the operating system has random numbers")
+}
+
+/// Up to this long.
+pub fn at_most(time: Duration) -> Duration {
+    time.mul_f64(f64::from(random()) / f64::from(u32::MAX))
+}
+
 /// Waits for what is to happen at once.
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     match timeout(SOON, future).await {

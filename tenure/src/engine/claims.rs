@@ -84,15 +84,17 @@ impl Waiter {
         }
     }
 
-    fn gives_up_at(&self) -> Option<Moment> {
+    pub fn gives_up_at(&self) -> Option<Moment> {
         match self.wait {
+            // One answer takes no longer, unless others who are before it have to wait for theirs.
+            Wait::Once => Some(self.asked + 2 * super::CALL_LIMIT),
             Wait::For(wait) => Some(self.asked + wait),
-            Wait::Once | Wait::Forever => None,
+            Wait::Forever => None,
         }
     }
 
     /// Would not wait for its own process.
-    fn is_impatient(&self) -> bool {
+    pub fn is_impatient(&self) -> bool {
         self.wait == Wait::Once || self.plan.refuse_reentry
     }
 
@@ -121,8 +123,14 @@ impl Waiter {
         self.answer(Ok(Answer::Granted(held)));
     }
 
+    /// It was granted, but could not be handed out in time.
+    pub fn give_up(self, name: &Name, now: Moment) {
+        let waited = now - self.asked;
+        self.answer(Err(Error::TimedOut { name: name.clone(), waited, holder: None }));
+    }
+
     /// A fresh attempt, after the name was granted too late.
-    pub fn with_new_lease(mut self) -> Self {
+    pub fn with_new_lease(mut self: Box<Self>) -> Box<Self> {
         self.lease = LeaseId::random();
         self.unsure_until = None;
         self
@@ -143,30 +151,25 @@ impl Slot {
         } else if waiter.wait == Wait::Once {
             self.claim_at = None;
         }
-        self.waiters.push_back(waiter);
+        self.waiters.push(Box::new(waiter));
     }
 
     /// The asker is gone: what it asked for, or got, is given back.
     pub(super) fn withdraw(&mut self, ticket: Ticket, desk: &Desk) {
-        if let Some(index) = self.waiters.iter().position(|waiter| waiter.ticket == ticket) {
-            self.remove_waiter(index, desk);
-        } else {
+        if self.remove_waiter(ticket, desk).is_none() {
             self.give_back(ticket, desk);
         }
     }
 
     /// Takes a waiter out of the queue. A claim under way is followed up when it is answered, one of unknown
     /// outcome at once.
-    fn remove_waiter(&mut self, index: usize, desk: &Desk) -> Waiter {
-        let waiter = self.waiters.remove(index).expect("the index was found in the queue");
-        if !self.is_claiming_for(&waiter) && waiter.unsure_until.is_some() {
+    fn remove_waiter(&mut self, ticket: Ticket, desk: &Desk) -> Option<Box<Waiter>> {
+        let waiter = self.waiters.remove(ticket)?;
+        let claiming = matches!(self.under, Some(Under::Claim { ticket, .. }) if ticket == waiter.ticket);
+        if !claiming && waiter.unsure_until.is_some() {
             self.end_orphan(waiter.lease, None, waiter.plan.ttl, desk);
         }
-        waiter
-    }
-
-    fn is_claiming_for(&self, waiter: &Waiter) -> bool {
-        matches!(self.under, Some(Under::Claim { ticket, .. }) if ticket == waiter.ticket)
+        Some(waiter)
     }
 
     pub(super) fn wants_claim(&self, now: Moment) -> bool {
@@ -180,7 +183,7 @@ impl Slot {
         if self.under.is_some() || !self.wants_claim(desk.now) {
             return None;
         }
-        let first = self.waiters.front()?;
+        let first = self.waiters.first()?;
         self.under = Some(Under::Claim { ticket: first.ticket, unsure: first.unsure_until.is_some() });
         self.hinted = false;
         Some(Claim {
@@ -195,83 +198,94 @@ impl Slot {
     }
 
     pub(super) fn claimed(&mut self, claim: &Claim, sent: Moment, answer: Result<Outcome>, desk: &mut Desk) {
-        let wanted = self.waiters.front().is_some_and(|first| self.is_claiming_for(first));
-        let unsure = matches!(self.under.take(), Some(Under::Claim { unsure: true, .. }));
-        match answer {
-            Ok(Outcome::Granted(grant)) if wanted => self.granted(grant, sent, desk),
-            Ok(Outcome::Granted(grant)) => self.end_orphan(claim.lease, Some(grant.token), claim.ttl, desk),
-            Err(error) if wanted => self.claim_failed(error, desk),
-            Err(_) => self.end_orphan(claim.lease, None, claim.ttl, desk),
-            Ok(Outcome::Busy(record)) => {
-                self.refused(wanted, record, sent, desk);
-                if !wanted && unsure {
+        let Some(Under::Claim { ticket, unsure }) = self.under.take() else { return };
+        let asker = self.waiters.get_mut(ticket);
+        match (answer, asker) {
+            (Ok(Outcome::Granted(grant)), Some(_)) => self.granted(ticket, grant, sent, desk),
+            (Ok(Outcome::Granted(grant)), None) => self.end_orphan(claim.lease, Some(grant.token), claim.ttl, desk),
+            (Ok(Outcome::Busy(record)), asker) => {
+                if let Some(asker) = asker {
+                    asker.failing = None;
+                    asker.contend(record.as_ref().map(|record| record.owner.as_str()), &self.name, desk);
+                } else if unsure {
                     self.end_orphan(claim.lease, None, claim.ttl, desk);
                 }
+                self.refused(record, sent, desk);
             }
+            (Err(error), Some(_)) => self.claim_failed(ticket, error, desk),
+            (Err(_), None) => self.end_orphan(claim.lease, None, claim.ttl, desk),
         }
     }
 
-    fn granted(&mut self, grant: Grant, sent: Moment, desk: &mut Desk) {
-        let waiter = self.waiters.pop_front().expect("the claim's asker is the first in the queue");
-        self.start_term(waiter, grant, sent, desk);
+    fn granted(&mut self, ticket: Ticket, grant: Grant, sent: Moment, desk: &mut Desk) {
+        if let Some(waiter) = self.waiters.remove(ticket) {
+            self.start_term(waiter, grant, sent, desk);
+        }
     }
 
     /// The name is this process's now: those who would not wait for it are answered.
     pub(super) fn answer_the_impatient(&mut self, desk: &Desk) {
-        while let Some(index) = self.waiters.iter().position(Waiter::is_impatient)
-            && let Some(term) = &self.term
-        {
-            let record = term.record(&self.name, &desk.owner);
-            self.remove_waiter(index, desk).turn_away_from(record);
+        let Some(term) = &self.term else { return };
+        let record = self.waiters.impatient().next().map(|_| term.record(&self.name, &desk.owner));
+        for ticket in self.waiters.impatient().map(|waiter| waiter.ticket).collect::<Vec<_>>() {
+            if let (Some(waiter), Some(record)) = (self.remove_waiter(ticket, desk), record.clone()) {
+                waiter.turn_away_from(record);
+            }
         }
     }
 
-    fn refused(&mut self, wanted: bool, record: Option<Box<Record>>, sent: Moment, desk: &mut Desk) {
-        if let Some(first) = self.waiters.front_mut().filter(|_| wanted) {
-            first.failing = None;
-            first.contend(record.as_ref().map(|record| record.owner.as_str()), &self.name, desk);
-        }
+    fn refused(&mut self, record: Option<Box<Record>>, sent: Moment, desk: &Desk) {
         self.claim_at = (!std::mem::take(&mut self.hinted)).then(|| next_look(record.as_deref(), desk));
         self.holder = record;
-        self.answer_the_busy(sent, desk);
-    }
-
-    /// Answers those who wanted to hear it once; a claim sent before they asked is no answer for them.
-    fn answer_the_busy(&mut self, sent: Moment, desk: &Desk) {
-        let answered = |waiter: &Waiter| waiter.wait == Wait::Once && waiter.asked <= sent;
-        while let Some(index) = self.waiters.iter().position(answered) {
-            self.remove_waiter(index, desk).answer(Ok(Answer::Busy(self.holder.clone())));
+        let once = |waiter: &&Waiter| waiter.wait == Wait::Once;
+        let heard = self.waiters.impatient().filter(once).filter(|waiter| waiter.asked <= sent);
+        for ticket in heard.map(|waiter| waiter.ticket).collect::<Vec<_>>() {
+            if let Some(waiter) = self.remove_waiter(ticket, desk) {
+                waiter.answer(Ok(Answer::Busy(self.holder.clone())));
+            }
         }
-        if self.waiters.iter().any(|waiter| waiter.wait == Wait::Once) {
+        // The answer is no answer for those who asked after the claim was sent; nor has the store, which pushes only
+        // to those whom it has refused, heard of a first waiter that was not refused itself.
+        let unheard = self.waiters.first().is_some_and(|first| !first.contended);
+        if unheard || self.waiters.impatient().any(|waiter| once(&waiter)) {
             self.claim_at = None;
         }
     }
 
-    fn claim_failed(&mut self, error: Error, desk: &mut Desk) {
-        let first = self.waiters.front_mut().expect("the claim's asker is the first in the queue");
-        first.unsure_until = Some(desk.now + desk.about.statement_limit);
-        let (since, failures) = first.failing.as_ref().map_or((desk.now, 0), |(_, since, count)| (*since, *count));
-        let hopeless = !error.is_transient() || desk.now - since >= first.patience();
-        if hopeless {
-            return self.remove_waiter(0, desk).answer(Err(error));
+    fn claim_failed(&mut self, ticket: Ticket, error: Error, desk: &Desk) {
+        let Some(asker) = self.waiters.get_mut(ticket) else { return };
+        asker.unsure_until = Some(desk.now + desk.about.statement_limit);
+        let (since, failures) = asker.failing.as_ref().map_or((desk.now, 0), |(_, since, count)| (*since, *count));
+        let hopeless = !error.is_transient() || desk.now - since >= asker.patience();
+        if !hopeless {
+            asker.failing = Some((error, since, failures + 1));
+            self.claim_at = Some(desk.backoff(failures, RETRY.0, RETRY.1));
+        } else if let Some(waiter) = self.remove_waiter(ticket, desk) {
+            waiter.answer(Err(error));
         }
-        first.failing = Some((error, since, failures + 1));
-        self.claim_at = Some(desk.backoff(failures, RETRY.0, RETRY.1));
     }
 
     pub(super) fn time_out_waiters(&mut self, desk: &Desk) {
-        let due = |waiter: &Waiter| waiter.gives_up_at().is_some_and(|moment| moment <= desk.now);
-        while let Some(index) = self.waiters.iter().position(due) {
-            let mut waiter = self.remove_waiter(index, desk);
-            let error = match waiter.failing.take() {
-                Some((error, ..)) => error,
-                None => Error::TimedOut {
-                    name: self.name.clone(),
-                    waited: desk.now - waiter.asked,
-                    holder: self.holder(desk),
-                },
-            };
-            waiter.answer(Err(error));
+        while let Some((moment, ticket)) = self.waiters.next_give_up()
+            && moment <= desk.now
+        {
+            let error = self.why_in_vain(ticket, desk);
+            if let Some(waiter) = self.remove_waiter(ticket, desk) {
+                waiter.answer(Err(error));
+            }
+        }
+    }
+
+    /// Why a waiter has waited in vain: the store fails, for it or for whoever is before it, or somebody has the name.
+    fn why_in_vain(&mut self, ticket: Ticket, desk: &Desk) -> Error {
+        let failure = |waiter: &Waiter| waiter.failing.as_ref().map(|(error, ..)| error.clone());
+        let before = self.waiters.first().and_then(failure);
+        let Some(waiter) = self.waiters.get_mut(ticket) else { return Error::Closed };
+        let (once, waited) = (waiter.wait == Wait::Once, desk.now - waiter.asked);
+        match failure(waiter).or(before) {
+            Some(error) => error,
+            None if once => super::calls::late(desk.about.store, waited),
+            None => Error::TimedOut { name: self.name.clone(), waited, holder: self.holder(desk) },
         }
     }
 
@@ -283,15 +297,17 @@ impl Slot {
 
     /// When the queue wants to be looked at: for a waiter that gives up, or for the next claim.
     pub(super) fn waiters_alarm(&self, now: Moment) -> Option<Moment> {
-        let give_up = self.waiters.iter().filter_map(Waiter::gives_up_at).min();
+        let give_up = self.waiters.next_give_up().map(|(moment, _)| moment);
         let claim = self.claim_at.filter(|moment| *moment > now && !self.waiters.is_empty());
         give_up.into_iter().chain(claim).min()
     }
 
     /// Every waiter is turned away: the engine closes.
     pub(super) fn turn_away(&mut self, desk: &Desk) {
-        while !self.waiters.is_empty() {
-            self.remove_waiter(0, desk).answer(Err(Error::Closed));
+        while let Some(ticket) = self.waiters.first().map(|waiter| waiter.ticket) {
+            if let Some(waiter) = self.remove_waiter(ticket, desk) {
+                waiter.answer(Err(Error::Closed));
+            }
         }
     }
 }

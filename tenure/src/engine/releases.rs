@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::calls::Freed;
 use super::closing::Unreleased;
 use super::slot::{Desk, Slot, Under};
-use super::terms::why_over;
+use super::terms::{Term, why_over};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::event::EventKind;
@@ -62,9 +62,7 @@ impl Slot {
             return;
         };
         held.tell(Status::Released);
-        if let Some(moment) = term.unsure_until.filter(|moment| *moment > desk.now) {
-            self.add_orphan(term.lease, None, moment, moment + held.ttl.get());
-        }
+        self.end_duplicates(&term, desk);
         self.ends.push(End {
             lease: term.lease,
             first: Some(term.first),
@@ -75,6 +73,13 @@ impl Slot {
             error: None,
             tries: 0,
         });
+    }
+
+    /// A claim of the term's lease that is still under way in the store would take the name anew.
+    pub(super) fn end_duplicates(&mut self, term: &Term, desk: &Desk) {
+        if let Some(moment) = term.unsure_until.filter(|moment| *moment > desk.now) {
+            self.add_orphan(term.lease, None, moment, moment + term.held.ttl.get());
+        }
     }
 
     /// A claim that was granted, or may have been, and that nobody wants.
@@ -91,8 +96,9 @@ impl Slot {
         self.ends.iter().any(|end| end.of.is_some() || end.at <= now || end.error.is_some())
     }
 
+    /// An orphan waits while the name is ours: it can't be granted meanwhile, and must not keep renewals from going out.
     pub(super) fn ready_end(&self, now: Moment) -> Option<&End> {
-        self.ends.iter().find(|end| end.at <= now)
+        self.ends.iter().find(|end| end.at <= now && (end.of.is_some() || self.term.is_none()))
     }
 
     pub(super) fn send_end(&mut self, desk: &mut Desk) -> Option<Ended> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Ticket;
-use super::claims::Waiter;
 use super::closing::Unreleased;
+use super::queue::Queue;
 use super::releases::End;
 use super::terms::Term;
 use crate::clock::Moment;
@@ -74,8 +74,8 @@ pub(super) enum Under {
 /// Everything that this process does with one name.
 pub(super) struct Slot {
     pub name: Name,
-    /// First come, first served; only the first talks to the store.
-    pub waiters: VecDeque<Waiter>,
+    /// Only the first talks to the store.
+    pub waiters: Queue,
     pub term: Option<Term>,
     pub ends: Vec<End>,
     pub under: Option<Under>,
@@ -95,7 +95,7 @@ impl Slot {
     pub fn new(name: Name) -> Self {
         Self {
             name,
-            waiters: VecDeque::new(),
+            waiters: Queue::default(),
             term: None,
             ends: Vec::new(),
             under: None,

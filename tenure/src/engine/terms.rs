@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::oneshot;
+
 use super::slot::{Desk, Slot, Under};
 use super::{Engine, Ticket};
 use crate::clock::Moment;
 use crate::engine::claims::Waiter;
 use crate::error::{Error, Result};
 use crate::event::EventKind;
-use crate::guard::{Held, Status, Why};
+use crate::guard::{Held, Lost, Status, Why};
 use crate::options::Plan;
 use crate::record::{LeaseId, Name, Record, Token};
 use crate::store::{Gone, Grant, Renewal, Renewed};
@@ -19,14 +21,16 @@ pub(super) struct Term {
     pub held: Arc<Held>,
     pub lease: LeaseId,
     pub first: Token,
+    /// The one last granted: it may have risen by rotation.
+    token: Token,
     pub unsure_until: Option<Moment>,
     plan: Plan,
     began: Moment,
     rotated: Moment,
     /// When to renew; not at all once the holder was told to end.
     due: Option<Moment>,
+    /// How many renewals have failed in a row.
     failures: u32,
-    error: Option<Error>,
     at_risk: bool,
     /// Its grant was slow: handed out only once renewed.
     pending: Option<Box<Waiter>>,
@@ -64,12 +68,13 @@ impl Term {
 
     /// When to tell that it has lasted too long, while that is to come.
     fn ends_at(&self) -> Option<Moment> {
-        self.plan.max_hold.filter(|_| !self.was_told_to_end()).map(|max_hold| self.began + max_hold)
+        let to_come = !self.was_told_to_end() && self.pending.is_none();
+        self.plan.max_hold.filter(|_| to_come).map(|max_hold| self.began + max_hold)
     }
 
     /// When to tell that it is at risk, while that is to come.
     fn at_risk_at(&self) -> Option<Moment> {
-        let failing = self.error.is_some() && !self.at_risk && !self.was_told_to_end();
+        let failing = self.failures > 0 && !self.at_risk && !self.was_told_to_end();
         failing.then(|| self.held.deadline() - self.plan.ttl.get() / 2)
     }
 
@@ -91,33 +96,32 @@ fn deadline(plan: &Plan, grant: Grant, sent: Moment) -> Moment {
 
 impl Slot {
     /// A claim was granted. If its answer was slow it is renewed first; if it came too late, claimed afresh.
-    pub(super) fn start_term(&mut self, waiter: Waiter, grant: Grant, sent: Moment, desk: &mut Desk) {
+    pub(super) fn start_term(&mut self, waiter: Box<Waiter>, grant: Grant, sent: Moment, desk: &mut Desk) {
         let plan = waiter.plan.clone();
         let deadline = deadline(&plan, grant, sent);
         if deadline <= desk.now {
             self.end_orphan(waiter.lease, Some(grant.token), plan.ttl, desk);
-            return self.waiters.push_front(waiter.with_new_lease());
+            return self.waiters.push(waiter.with_new_lease());
         }
         let slow = deadline - desk.now < plan.ttl.get() / 2;
         let term = Term {
             held: Arc::new(Held::new(self.name.clone(), waiter.ticket, plan.ttl, grant.token, deadline)),
             lease: waiter.lease,
             first: grant.token,
+            token: grant.token,
             unsure_until: waiter.unsure_until,
             began: desk.now,
             rotated: desk.now,
             due: Some(if slow { desk.now } else { sent + plan.renew_every }),
             failures: 0,
-            error: None,
             at_risk: false,
             pending: None,
             plan,
         };
         self.term = Some(term);
-        if slow {
-            self.term_mut().pending = Some(Box::new(waiter))
-        } else {
-            self.hand_out(waiter, desk)
+        match slow {
+            true => self.term_mut().pending = Some(waiter),
+            false => self.hand_out(*waiter, desk),
         }
         self.answer_the_impatient(desk);
     }
@@ -127,7 +131,9 @@ impl Slot {
     }
 
     fn hand_out(&mut self, waiter: Waiter, desk: &Desk) {
-        let held = self.term_mut().held.clone();
+        let term = self.term_mut();
+        term.began = desk.now;
+        let held = term.held.clone();
         desk.report.report(&self.name, Some(held.token()), EventKind::Acquired);
         waiter.grant(held);
     }
@@ -153,44 +159,62 @@ impl Slot {
             return;
         };
         match answer {
-            Ok(Renewed::Kept(grant)) => self.kept(grant, sent, desk),
-            Ok(Renewed::Gone(gone)) => {
-                let why = why_gone(gone, term.error.clone());
-                self.lose(why, desk);
+            Ok(Renewed::Kept(grant)) if term.held.extend(grant.token, deadline(&term.plan, grant, sent)) => {
+                self.kept(grant, sent, desk);
             }
+            // Its release is on the way.
+            Ok(Renewed::Kept(_)) if matches!(term.held.status(), Status::Released) => {}
+            Ok(Renewed::Kept(_)) => self.kept_too_late(desk),
+            Ok(Renewed::Gone(gone)) => self.lose(why_gone(gone), desk),
             Err(error) => self.renewal_failed(error, desk),
         }
     }
 
     fn kept(&mut self, grant: Grant, sent: Moment, desk: &Desk) {
-        let term = self.term.as_mut().expect("the renewal's term is there");
-        let before = term.held.token();
-        term.held.extend(grant.token, deadline(&term.plan, grant, sent));
+        let term = self.term_mut();
+        let before = std::mem::replace(&mut term.token, grant.token);
         term.due = Some(sent + term.plan.renew_every);
         term.failures = 0;
-        term.error = None;
         if std::mem::take(&mut term.at_risk) {
             term.held.tell(if desk.closing { Status::Closing } else { Status::Held });
         }
-        let token = Some(grant.token);
-        desk.report.report(&self.name, token, EventKind::Renewed);
         if grant.token != before {
             term.rotated = desk.now;
-            desk.report.report(&self.name, token, EventKind::TokenRotated(before));
         }
-        if let Some(waiter) = term.pending.take() {
+        let pending = term.pending.take();
+        desk.report.report(&self.name, Some(grant.token), EventKind::Renewed);
+        if grant.token != before {
+            desk.report.report(&self.name, Some(grant.token), EventKind::TokenRotated(before));
+        }
+        if let Some(waiter) = pending {
             self.hand_out(*waiter, desk);
         }
     }
 
+    /// Its holder may have been told that it was lost, and that is final; but its record was lengthened.
+    fn kept_too_late(&mut self, desk: &mut Desk) {
+        self.term_mut().failures += 1;
+        self.lose(Why::Expired(None), desk);
+    }
+
+    /// The holder lets go, in time or not.
+    pub(super) fn let_go(&mut self, held: &Arc<Held>, reply: Option<oneshot::Sender<Result<()>>>, desk: &mut Desk) {
+        let ours = self.term.as_ref().is_some_and(|term| term.held.ticket == held.ticket);
+        if ours && matches!(held.status(), Status::Lost(Lost { why: Why::Expired(_), .. })) {
+            self.lose(Why::Expired(None), desk);
+        }
+        self.release(held, reply, desk);
+    }
+
     /// Neither loss nor success: tried again, sooner than usual, until the deadline.
     fn renewal_failed(&mut self, error: Error, desk: &mut Desk) {
-        let term = self.term.as_mut().expect("the renewal's term is there");
-        desk.report.report(&self.name, Some(term.held.token()), EventKind::RenewalFailed(error.clone()));
+        let term = self.term_mut();
         let interval = term.plan.renew_every;
         term.due = Some(desk.backoff(term.failures, interval / 8, interval / 2));
         term.failures += 1;
-        term.error = Some(error);
+        term.held.note(error.clone());
+        let token = Some(term.held.token());
+        desk.report.report(&self.name, token, EventKind::RenewalFailed(error));
     }
 
     /// What the clock does to a term.
@@ -198,6 +222,11 @@ impl Slot {
         let Some(term) = &mut self.term else { return };
         if term.held.deadline() <= desk.now {
             return self.run_out(desk);
+        }
+        if let Some(waiter) = term.pending.take_if(|waiter| waiter.gives_up_at().is_some_and(|at| at <= desk.now)) {
+            let held = term.held.clone();
+            self.release(&held, None, desk);
+            return waiter.give_up(&self.name, desk.now);
         }
         if term.ends_at().is_some_and(|moment| moment <= desk.now) {
             term.due = None;
@@ -213,29 +242,36 @@ impl Slot {
     fn run_out(&mut self, desk: &mut Desk) {
         let Some(term) = &self.term else { return };
         if !term.was_told_to_end() {
-            let error = term.error.clone().map(Box::new);
-            return self.lose(Why::Expired(error), desk);
+            return self.lose(Why::Expired(None), desk);
         }
         // It was told in time. A grace is for holders that may not have stopped: then let it expire.
         let (grace, held) = (term.plan.grace, term.held.clone());
         if grace.is_zero() { self.release(&held, None, desk) } else { self.term = None }
     }
 
+    /// Tells the holder, and whoever follows the events; not a holder that has just released.
     pub(super) fn tell_lost(&mut self, why: Why, desk: &Desk) {
         let Some(term) = &self.term else { return };
-        if term.held.tell(Status::Lost(term.held.lost_for(why.clone()))) {
-            desk.report.report(&self.name, Some(term.held.token()), EventKind::Lost(why));
+        term.held.tell(Status::Lost(term.held.lost_for(why)));
+        if let Status::Lost(lost) = term.held.status() {
+            desk.report.report(&self.name, Some(lost.token), EventKind::Lost(lost.why));
         }
     }
 
     /// The term is over. If it was never handed out, its asker goes on waiting.
     fn lose(&mut self, why: Why, desk: &mut Desk) {
-        let Some(term) = &mut self.term else { return };
-        match term.pending.take() {
-            Some(waiter) => self.waiters.push_front(waiter.with_new_lease()),
+        let expired = matches!(why, Why::Expired(_));
+        match self.term_mut().pending.take() {
+            Some(waiter) => self.waiters.push(waiter.with_new_lease()),
             None => self.tell_lost(why, desk),
         }
-        self.term = None;
+        let Some(term) = self.term.take() else { return };
+        self.end_duplicates(&term, desk);
+        // A renewal of unknown outcome may have lengthened the record of a term that is over. With a grace, it is to stay.
+        let unsure = term.failures > 0 || self.under == Some(Under::Renew);
+        if expired && unsure && term.plan.grace.is_zero() {
+            self.end_orphan(term.lease, None, term.plan.ttl, desk);
+        }
     }
 
     /// A grant that nobody received, because its asker is gone.
@@ -249,20 +285,21 @@ impl Slot {
     /// When the term wants to be looked at.
     pub(super) fn term_alarm(&self) -> Option<Moment> {
         let term = self.term.as_ref()?;
-        [Some(term.held.deadline()), term.at_risk_at(), term.ends_at()].into_iter().flatten().min()
+        let pending = term.pending.as_ref().and_then(|waiter| waiter.gives_up_at());
+        [Some(term.held.deadline()), term.at_risk_at(), term.ends_at(), pending].into_iter().flatten().min()
     }
 }
 
-fn why_gone(gone: Gone, error: Option<Error>) -> Why {
+fn why_gone(gone: Gone) -> Why {
     match gone {
-        Gone::Expired => Why::Expired(error.map(Box::new)),
+        Gone::Expired => Why::Expired(None),
         Gone::Taken(record) => Why::Taken(record.owner, record.token),
         Gone::Evicted(by) => Why::Evicted(by),
     }
 }
 
 pub(super) fn why_over(gone: Option<Gone>) -> Why {
-    gone.map_or(Why::Expired(None), |gone| why_gone(gone, None))
+    gone.map_or(Why::Expired(None), why_gone)
 }
 
 impl Engine {

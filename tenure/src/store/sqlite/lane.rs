@@ -118,8 +118,14 @@ impl Link {
     }
 
     async fn connect(path: &Path) -> sqlx::Result<Self> {
+        let before = FileId::of(path).ok();
         let connection = options(path).connect().await?;
-        Ok(Self { connection, file: FileId::of(path)? })
+        let file = FileId::of(path)?;
+        // Replaced meanwhile: nobody can tell which of the two is open.
+        if before.is_some_and(|before| before != file) {
+            return Err(sqlx::Error::Io(std::io::Error::other("the file was replaced while it was opened")));
+        }
+        Ok(Self { connection, file })
     }
 
     async fn make(&mut self, statements: &Statements) -> sqlx::Result<()> {
