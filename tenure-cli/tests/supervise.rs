@@ -26,9 +26,13 @@ const TTL: Duration = Duration::from_secs(6);
 /// `tenure run` as a user would type it, with a store of its own in `dir`.
 fn tenure(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
-    command.arg("--store").arg(format!("sqlite:{}", dir.join("locks.db").display()));
+    command.arg("--store").arg(store(dir));
     command.args(["run", "job", "--ttl", &format!("{}s", TTL.as_secs()), "--"]);
     command
+}
+
+fn store(dir: &Path) -> String {
+    format!("sqlite:{}", dir.join("locks.db").display())
 }
 
 fn output(command: &[&str]) -> Output {

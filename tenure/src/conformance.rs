@@ -25,6 +25,7 @@ mod batches;
 mod cancel;
 mod checker;
 mod contention;
+mod edges;
 mod events;
 mod exclusion;
 mod failures;
@@ -183,6 +184,15 @@ promises! {
         an_acquire_on_a_failing_store_says_why,
         a_release_that_fails_is_told,
         a_dead_engine_is_told_as_loss,
+    }
+    edges (Store) {
+        a_guard_dropped_at_its_deadline_is_lost,
+        a_loss_is_never_taken_back,
+        a_lost_term_that_was_renewed_unheard_is_released,
+        a_search_for_an_orphan_does_not_starve_renewals,
+        a_try_behind_a_failing_waiter_is_answered,
+        a_waiter_behind_a_try_is_woken,
+        max_hold_counts_from_the_hand_out,
     }
     slow (Store) {
         a_slow_grant_is_never_handed_out_expired,

@@ -9,12 +9,13 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{FAMILY, PATIENCE, Run, STUBBORN, eventually, is_dead, output, parent, pids_in, signal, tenure};
+use super::{FAMILY, Run, STUBBORN, eventually, is_dead, output, parent, pids_in, signal, store, tenure};
 
-/// A child of the shell; and one of a child, whose death makes it an orphan when `$PIDS` or `$PIDS.go` is there.
+/// A child of the shell.
 const CHILD: &str = r#"sleep 1000 & echo $! >> "$STRANGERS"; "#;
+/// A child of a child, which becomes an orphan when the command runs.
 const ORPHAN: &str = r#"(sleep 1000 & echo $! >> "$STRANGERS"; until [ -e "$PIDS" ]; do sleep 0.01; done) & "#;
-/// One that is born and made an orphan while the command runs.
+/// One that is born, and becomes an orphan, while the command runs.
 const LATE_ORPHAN: &str = r#"(until [ -e "$PIDS" ]; do sleep 0.01; done; sleep 1000 & echo $! >> "$STRANGERS") & "#;
 
 /// A `tenure run` in the place of a shell, whose children put their numbers into `$STRANGERS`.
@@ -97,7 +98,13 @@ fn children_of_the_shell_that_became_tenure_survive_when_the_watchdog_is_stopped
     execed.has_adopted_an_orphan();
     let watchdog = execed.0.watchdog();
     signal(watchdog, Signal::STOP);
-EVICT
+    // Which tenure learns at its next renewal; the watchdog does not listen, and tenure does the killing itself.
+    let evicted = Command::new(env!("CARGO_BIN_EXE_tenure"))
+        .env("TENURE_STORE", store(execed.0.dir.path()))
+        .args(["evict", "job"])
+        .output()
+        .unwrap();
+    assert!(evicted.status.success());
     assert_eq!(execed.0.exit_code(), Some(76));
     assert!(is_dead(watchdog) && execed.0.all_dead());
     assert!(execed.strangers_live());
