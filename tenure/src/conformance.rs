@@ -148,6 +148,7 @@ promises! {
         an_acquire_dropped_while_waiting_leaves_nothing,
         a_timed_out_acquire_leaves_nothing,
         a_claim_granted_after_its_asker_gave_up_is_released,
+        every_attempt_of_a_claim_is_followed_up,
         a_late_duplicate_of_a_claim_is_released,
         a_dropped_guard_frees,
         a_guard_dropped_without_a_runtime_frees,
@@ -191,7 +192,7 @@ promises! {
         a_lost_term_that_was_renewed_unheard_is_released,
         a_search_for_an_orphan_does_not_starve_renewals,
         a_try_behind_a_failing_waiter_is_answered,
-        a_waiter_behind_a_try_is_woken,
+        a_waiter_behind_a_try_asks_for_itself,
         max_hold_counts_from_the_hand_out,
     }
     slow (Store) {

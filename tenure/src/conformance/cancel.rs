@@ -137,6 +137,24 @@ pub async fn a_claim_granted_after_its_asker_gave_up_is_released(subject: &Subje
     assert!(faulty.calls(Call::Release) >= 2, "freed without a second release");
 }
 
+/// Of a claim that was made twice, both times with an unknown outcome, the first was granted and is released; then the
+/// store carries out the second one. That is found and released, too.
+pub async fn every_attempt_of_a_claim_is_followed_up(subject: &Subject) {
+    let (locks, faulty) = with_statement_limit(subject).await;
+    let (bare, name, gate) = (Bare::open(subject).await, subject.name(), Gate::new());
+    faulty.next(Call::Claim, Fault::LoseReply);
+    faulty.next(Call::Claim, Fault::Abandon(gate.clone()));
+    faulty.always(Call::Claim, Fault::Fail);
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    soon("the second claim arrives", gate.reached()).await;
+    drop(acquire);
+    soon("the first claim is released", faulty.answered(Call::Release, 1)).await;
+    gate.open();
+    soon("the second claim is granted late", gate.passed()).await;
+    soon("a claim granted late is released, though an earlier one was before", until_free(&bare, &name)).await;
+}
+
 /// A claim that was made again after its connection was lost, and that the store carries out once more after the
 /// release, is found and released.
 pub async fn a_late_duplicate_of_a_claim_is_released(subject: &Subject) {

@@ -98,11 +98,13 @@ pub async fn a_try_behind_a_failing_waiter_is_answered(subject: &Subject) {
     assert!(poll_once(&mut waiting).await.is_pending(), "the waiter waits for longer");
 }
 
-/// A waiter that comes while a try is being refused hears of the release as if it had come first.
-pub async fn a_waiter_behind_a_try_is_woken(subject: &Subject) {
-    let (locks, faulty) = subject.connect_faulty().await;
+/// A waiter that comes while a try is being refused asks for itself: a store that pushes tells only those whom it has
+/// refused.
+pub async fn a_waiter_behind_a_try_asks_for_itself(subject: &Subject) {
+    let faulty = Faulty::new(subject.instance()).with_about(|about| about.poll = LONG);
+    let locks = Locks::on(Arc::new(faulty.clone())).await.expect("the store can be opened");
     let (other, name) = (subject.connect().await, subject.name());
-    let held = hold(&other, &name).await;
+    let _held = hold(&other, &name).await;
     let gate = Gate::new();
     faulty.next(Call::Claim, Fault::HoldReply(gate.clone()));
     let mut attempt = locks.try_lock(&name).into_future();
@@ -114,8 +116,6 @@ pub async fn a_waiter_behind_a_try_is_woken(subject: &Subject) {
     gate.open();
     assert!(soon("the try is answered", attempt).await.expect("the store answers").is_none());
     soon("the waiter asks for itself", faulty.answered(Call::Claim, 2)).await;
-    held.release().await.expect("it is held");
-    drop(soon("the waiter is woken", waiting).await.expect("the name is granted"));
 }
 
 /// `max_hold` counts from when the name is handed out, not from a slow grant before.
@@ -123,6 +123,7 @@ pub async fn max_hold_counts_from_the_hand_out(subject: &Subject) {
     let (locks, faulty) = subject.connect_faulty().await;
     let (name, ttl) = (subject.name(), 4 * subject.ttl());
     faulty.next(Call::Claim, Fault::DelayReply(ttl.mul_f64(0.6)));
+    faulty.next(Call::Renew, Fault::DelayReply(Duration::from_millis(200)));
     let guard = locks.lock(&name).ttl(ttl).max_hold(Duration::from_millis(50)).await;
     let guard = guard.expect("a slow grant is renewed and handed out");
     assert!(guard.is_held() || matches!(guard.status(), Status::Lost(_)), "{guard:?}");
