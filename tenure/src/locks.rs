@@ -97,7 +97,8 @@ fn checked_owner(owner: String) -> Result<String> {
 /// The names of a store, for this process to hold. Cheap to clone; all clones share one engine.
 ///
 /// The last handle to go, `Locks` or [`Guard`](crate::Guard), waits for the releases that are under way, at most a second: so the
-/// end of `main` frees everything. In async code [`shutdown`](Locks::shutdown) does that without blocking.
+/// end of `main` frees everything, unless a handle lives on in a `static`. In async code [`shutdown`](Locks::shutdown) does that
+/// without blocking.
 #[derive(Clone)]
 pub struct Locks {
     shared: Arc<Shared>,

@@ -117,6 +117,8 @@ impl Slot {
         let end = &mut self.ends[index];
         end.tries += 1;
         match answer {
+            // It was made more than once, perhaps, and the store may still be at another attempt.
+            Ok(Freed::Now) if end.first.is_none() && end.tries == 1 => self.look_again(index, desk),
             Ok(Freed::Now) => self.finish_end(index, Ok(()), desk),
             Ok(Freed::Before(gone)) if end.of.is_some() => {
                 // An attempt before this one may have done it.
@@ -146,7 +148,7 @@ impl Slot {
         end.answer(result);
     }
 
-    /// Not granted so far. The store itself may still be at it, so it is asked again when it must have stopped.
+    /// Not granted, so far as is known. The store may still be at it, so it is asked again when it must have stopped.
     fn look_again(&mut self, index: usize, desk: &Desk) {
         let limit = desk.about.statement_limit;
         if limit.is_zero() || self.ends[index].first.is_some() {
