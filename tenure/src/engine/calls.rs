@@ -117,6 +117,7 @@ impl Engine {
         match done {
             Done::Claim(sent, answers) => {
                 self.claiming -= 1;
+                self.answers += answers.len();
                 for (claim, answer) in answers {
                     self.with(claim.name.clone(), |slot, desk| slot.claimed(&claim, sent, answer, desk));
                 }
@@ -129,6 +130,7 @@ impl Engine {
             }
             Done::Release(answers) => {
                 self.releasing -= 1;
+                self.answers += answers.len();
                 for (end, answer) in answers {
                     self.with(end.name.clone(), |slot, desk| slot.ended(&end, answer, desk));
                 }
