@@ -44,6 +44,7 @@ mod lock;
 mod locks;
 mod options;
 mod record;
+mod stats;
 pub mod store;
 
 pub use engine::Unreleased;
@@ -52,9 +53,10 @@ pub use event::{Event, EventKind, Events, Next};
 pub use fence::{Fence, Stale};
 pub use guard::{Guard, Lost, LostSignal, Status, Watch, Why};
 pub use lock::{Acquire, Lock, TryAcquire, TryLock};
-pub use locks::{Connect, Holding, Locks, Scope, Stats, connect};
+pub use locks::{Connect, Holding, Locks, Scope, connect};
 pub use options::limits;
 pub use record::{LeaseId, Name, Record, Token, Ttl};
+pub use stats::Stats;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
