@@ -135,19 +135,19 @@ impl Drop for Shared {
 pub(crate) struct Starting {
     opened: oneshot::Receiver<Result<Opened>>,
     owner: Arc<str>,
-    about: About,
 }
 
 /// The handles' end of a running engine.
 struct Opened {
     mailbox: mpsc::UnboundedSender<Message>,
     events: Subscribe,
+    about: About,
 }
 
 impl Starting {
     pub fn new(store: Arc<dyn Store>, owner: Arc<str>) -> Self {
         let (answer, opened) = oneshot::channel();
-        let starting = Self { opened, owner: owner.clone(), about: store.about() };
+        let starting = Self { opened, owner: owner.clone() };
         let spawned = std::thread::Builder::new().name("tenure".into()).spawn(|| engine_thread(store, owner, answer));
         // Without a thread `answer` is dropped, and whoever waits for it sees `Closed`.
         if let Err(error) = spawned {
@@ -157,34 +157,35 @@ impl Starting {
     }
 
     pub async fn ready(self) -> Result<Shared> {
-        Ok(Self::shared(self.opened.await.unwrap_or(Err(Error::Closed))?, self.owner, self.about))
+        Ok(Self::shared(self.opened.await.unwrap_or(Err(Error::Closed))?, self.owner))
     }
 
     pub fn ready_blocking(self) -> Result<Shared> {
-        Ok(Self::shared(self.opened.blocking_recv().unwrap_or(Err(Error::Closed))?, self.owner, self.about))
+        Ok(Self::shared(self.opened.blocking_recv().unwrap_or(Err(Error::Closed))?, self.owner))
     }
 
-    fn shared(Opened { mailbox, events }: Opened, owner: Arc<str>, about: About) -> Shared {
+    fn shared(Opened { mailbox, events, about }: Opened, owner: Arc<str>) -> Shared {
         Shared { mailbox, tickets: AtomicU64::new(0), events, owner, about }
     }
 }
 
 fn engine_thread(store: Arc<dyn Store>, owner: Arc<str>, answer: oneshot::Sender<Result<Opened>>) {
-    let about = store.about();
+    let name = store.about().store;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return drop(answer.send(Err(Error::permanent(about.store, error)))),
+        Err(error) => return drop(answer.send(Err(Error::permanent(name, error)))),
     };
     runtime.block_on(async {
         let hints = match timeout(OPEN_LIMIT, open(&*store)).await {
             Ok(Ok(hints)) => hints,
             Ok(Err(error)) => return drop(answer.send(Err(error))),
-            Err(_) => return drop(answer.send(Err(calls::late(about.store, OPEN_LIMIT)))),
+            Err(_) => return drop(answer.send(Err(calls::late(name, OPEN_LIMIT)))),
         };
+        let about = store.about();
         let (mailbox, messages) = mpsc::unbounded_channel();
         let (report, events) = Reporter::new(about.store, owner.clone());
         // If the asker is gone, so is the mailbox, and the engine ends at once.
-        let _ = answer.send(Ok(Opened { mailbox, events }));
+        let _ = answer.send(Ok(Opened { mailbox, events, about: about.clone() }));
         Engine::new(store, Desk::new(about, owner, report)).run(messages, hints).await;
     });
     // What is still under way may be a call that hangs.

@@ -11,7 +11,13 @@ use crate::error::{Error, Result};
 pub use crate::record::Row;
 use crate::record::{LeaseId, Name, Record, Token, Ttl};
 
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod entries;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod lanes;
 pub mod memory;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+mod seen;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 pub mod url;
@@ -56,7 +62,7 @@ pub mod url;
 /// tokio runtime (`open` first); the store may spawn tasks there. Nothing may block that thread.
 #[async_trait]
 pub trait Store: Debug + Send + Sync + 'static {
-    /// What this store is and can promise.
+    /// What this store is and can promise. What it knows only when it is open, it may say then.
     fn about(&self) -> About;
 
     /// The first I/O: connects, and creates what is missing.

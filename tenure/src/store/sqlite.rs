@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use self::answers::{Found, Seen, findings, found, number, read};
-use self::entries::{ClaimEntry, EndedEntry, RenewalEntry, json, micros};
+use self::answers::{findings, found, number, read};
 use self::file::DatabaseFile;
 use self::lane::{Database, Lane};
 use self::statements::{Statements, statement};
+use super::entries::{ClaimEntry, EndedEntry, RenewalEntry, json, micros};
+use super::seen::{Found, Seen};
 use super::url::{Identifier, StoreUrl};
-use super::{About, Claim, Ended, Finding, Gone, Outcome, Page, Renewal, Renewed, Store};
+use super::{About, Claim, Ended, Finding, Outcome, Page, Renewal, Renewed, Store};
 use crate::error::{Error, Result};
 use crate::record::{Name, Record, Ttl};
 
 mod answers;
-mod entries;
 mod file;
 mod lane;
 mod statements;
@@ -121,33 +121,21 @@ impl Store for SqliteStore {
     }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        let entries = json(claims.iter().map(ClaimEntry::new))?;
+        let entries = json(STORE, claims.iter().map(ClaimEntry::new))?;
         let claim = statement(&self.database.statements.claim).bind(entries);
-        let outcome = |found| match found {
-            Found::Ours(grant) => Ok(Outcome::Granted(grant)),
-            Found::Other(seen) => {
-                let holder = seen.map_or(Ok(None), |seen| seen.record())?;
-                Ok(Outcome::Busy(holder.map(Box::new)))
-            }
-        };
         let found = found(&self.main.fetch(&self.database, claim).await?, claims.len())?;
-        Ok(found.into_iter().map(outcome).collect())
+        Ok(found.into_iter().map(Found::outcome).collect())
     }
 
     async fn renew(&self, terms: &[Renewal]) -> Result<Vec<Result<Renewed>>> {
-        let entries = json(terms.iter().map(RenewalEntry::new))?;
+        let entries = json(STORE, terms.iter().map(RenewalEntry::new))?;
         let renew = statement(&self.database.statements.renew).bind(entries);
-        let renewed = |(found, term)| match found {
-            Found::Ours(grant) => Ok(Renewed::Kept(grant)),
-            Found::Other(None) => Ok(Renewed::Gone(Gone::Expired)),
-            Found::Other(Some(seen)) => seen.why_gone(term).map(Renewed::Gone),
-        };
         let found = found(&self.renewals.fetch(&self.database, renew).await?, terms.len())?;
-        Ok(found.into_iter().zip(terms).map(renewed).collect())
+        Ok(found.into_iter().zip(terms).map(|(found, term)| found.renewed(term)).collect())
     }
 
     async fn release(&self, terms: &[Ended]) -> Result<Vec<Result<bool>>> {
-        let entries = json(terms.iter().map(EndedEntry::new))?;
+        let entries = json(STORE, terms.iter().map(EndedEntry::new))?;
         let mark = getrandom::u64().map_err(|error| Error::permanent(STORE, error))?.cast_signed();
         let release = statement(&self.database.statements.release).bind(entries).bind(mark);
         let freed: Vec<usize> = read(&self.main.fetch(&self.database, release).await?)?;

@@ -7,8 +7,9 @@ use sqlx::{ColumnIndex, Row as _};
 
 use super::STORE;
 use crate::error::{Error, Result};
-use crate::record::{LeaseId, Name, Record, Token};
-use crate::store::{Finding, Gone, Grant, Renewal, Row};
+use crate::record::Token;
+use crate::store::seen::{self, Found, Seen};
+use crate::store::{Finding, Grant};
 
 /// What has become of an entry.
 #[derive(Deserialize)]
@@ -18,12 +19,6 @@ pub(super) struct Answer {
     token: Option<Token>,
     #[serde(default)]
     seen: Option<Seen>,
-}
-
-/// The term that an entry has got or kept, or else what its name's row says.
-pub(super) enum Found {
-    Ours(Grant),
-    Other(Option<Box<Seen>>),
 }
 
 /// What was found for each of `count` entries; a name without a row has been forgotten.
@@ -44,56 +39,6 @@ pub(super) fn read<T: DeserializeOwned>(rows: &[SqliteRow]) -> Result<T> {
     serde_json::from_str(row.try_get(0).map_err(unreadable)?).map_err(unreadable)
 }
 
-/// A name's row, and the time when it was read.
-#[derive(Deserialize)]
-pub(super) struct Seen {
-    name: String,
-    owner: Option<String>,
-    data: Option<String>,
-    token: Token,
-    acquired: u64,
-    renewed: u64,
-    expires: u64,
-    lease: Option<String>,
-    first: Token,
-    grace: u64,
-    evicted_lease: Option<String>,
-    evicted_first: Option<Token>,
-    evicted_by: Option<String>,
-    now: u64,
-}
-
-impl Seen {
-    /// The record; `None` if the name is free.
-    pub fn record(self) -> Result<Option<Record>> {
-        let Some(lease) = self.lease else { return Ok(None) };
-        let found = Row {
-            name: Name::new(self.name)?,
-            owner: self.owner.unwrap_or_default(),
-            lease: LeaseId::from_hex(&lease).ok_or_else(|| unreadable(format!("lease {lease:?}")))?,
-            first: self.first,
-            token: self.token,
-            acquired: self.acquired,
-            renewed: self.renewed,
-            expires: self.expires,
-            grace: self.grace,
-            data: self.data,
-        };
-        Ok(Some(found.at(self.now)))
-    }
-
-    /// Why `term` is over, if this is what is left of its name.
-    pub fn why_gone(self, term: &Renewal) -> Result<Gone> {
-        let evicted = self.evicted_lease.as_deref().and_then(LeaseId::from_hex);
-        if evicted == Some(term.lease) && self.evicted_first == Some(term.first) {
-            return Ok(Gone::Evicted(self.evicted_by.unwrap_or_default()));
-        }
-        let other = |record: &Record| record.lease != term.lease || record.first != term.first;
-        let taken = self.record()?.filter(other);
-        Ok(taken.map_or(Gone::Expired, |record| Gone::Taken(Box::new(record))))
-    }
-}
-
 /// What the database says of itself.
 pub(super) fn findings(row: &SqliteRow) -> Result<Vec<Finding>> {
     let finding = |what: &str, says| Finding { what: what.into(), says, weakens: false };
@@ -111,7 +56,6 @@ pub(super) fn number(row: &SqliteRow, column: impl ColumnIndex<SqliteRow>) -> Re
     row.try_get(column).map(i64::cast_unsigned).map_err(unreadable)
 }
 
-/// Somebody has written into the table by hand.
 fn unreadable(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::permanent(STORE, format!("a record can't be read: {}", why.into()))
+    seen::unreadable(STORE, why)
 }

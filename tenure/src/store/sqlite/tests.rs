@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::record::{LeaseId, Token};
+use crate::store::Gone;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -1,12 +1,11 @@
-//! What goes into a statement: its entries as JSON.
+//! What goes into a statement, for databases that take a batch as one JSON text.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::STORE;
+use super::{Claim, Ended, Renewal};
 use crate::error::{Error, Result};
-use crate::store::{Claim, Ended, Renewal};
 
 /// The longest time that is told from longer ones: a century. Sums with the clock then stay exact.
 const LONGEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
@@ -66,8 +65,8 @@ impl<'a> EndedEntry<'a> {
 }
 
 /// One JSON array of all entries.
-pub(super) fn json(entries: impl Iterator<Item = impl Serialize>) -> Result<String> {
-    serde_json::to_string(&entries.collect::<Vec<_>>()).map_err(|error| Error::permanent(STORE, error))
+pub(super) fn json(store: &'static str, entries: impl Iterator<Item = impl Serialize>) -> Result<String> {
+    serde_json::to_string(&entries.collect::<Vec<_>>()).map_err(|error| Error::permanent(store, error))
 }
 
 pub(super) fn micros(time: Duration) -> u64 {
