@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::clock::Moment;
 use crate::engine::{Message, Shared, Ticket};
 use crate::error::{Error, Result};
-use crate::record::{Name, Token, Ttl};
+use crate::record::{LeaseId, Name, Token, Ttl};
 
 /// How a term stands.
 #[derive(Clone, Debug)]
@@ -77,6 +77,7 @@ impl fmt::Display for Why {
 pub(crate) struct Held {
     pub name: Name,
     pub ticket: Ticket,
+    pub lease: LeaseId,
     pub ttl: Ttl,
     deadline: AtomicU64,
     token: AtomicU64,
@@ -98,10 +99,11 @@ impl State {
 }
 
 impl Held {
-    pub fn new(name: Name, ticket: Ticket, ttl: Ttl, token: Token, deadline: Moment) -> Self {
+    pub fn new(name: Name, ticket: Ticket, lease: LeaseId, ttl: Ttl, token: Token, deadline: Moment) -> Self {
         Self {
             name,
             ticket,
+            lease,
             ttl,
             deadline: AtomicU64::new(deadline.as_nanos()),
             token: AtomicU64::new(token.0),
@@ -193,8 +195,8 @@ impl Held {
 /// ([`Fence`](crate::Fence)).
 #[must_use = "dropping the guard frees the name"]
 pub struct Guard {
-    held: Arc<Held>,
-    shared: Arc<Shared>,
+    pub(crate) held: Arc<Held>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Guard {

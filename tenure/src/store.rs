@@ -11,11 +11,13 @@ use crate::error::{Error, Result};
 pub use crate::record::Row;
 use crate::record::{LeaseId, Name, Record, Token, Ttl};
 
-#[cfg(any(feature = "sqlite", feature = "mysql"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod entries;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod lanes;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod seen;
 #[cfg(feature = "sqlite")]
@@ -123,6 +125,8 @@ pub enum Change {
 pub struct About {
     /// The kind of store, for people and logs: `sqlite`.
     pub store: &'static str,
+    /// Where the records are within it, in its own language: a table.
+    pub place: Option<String>,
     /// Whether releases by other processes are pushed to waiters, or found by polling.
     pub push: bool,
     /// A waiter looks again at least this often.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use libtest_mimic::{Arguments, Completion, Trial};
 use tenure::conformance::{self, PROMISES, Promise, Subject};
 use tenure::store::memory::{ManualClock, MemoryStore};
+use tenure::store::url::store_at;
 
 /// Stores whose absence is a failure.
 const REQUIRE: &str = "TENURE_TEST_REQUIRE";
@@ -24,7 +25,12 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let folder = Folder::new();
-    let mut stores = BTreeMap::from([("memory".to_owned(), memory()), ("sqlite".to_owned(), sqlite(&folder))]);
+    let mut stores = BTreeMap::from([
+        ("memory".to_owned(), memory()),
+        ("sqlite".to_owned(), at_url(&format!("sqlite:{}", folder.0.join("locks.db").display()))),
+        ("postgres".to_owned(), server("TENURE_TEST_POSTGRES")),
+        ("mysql".to_owned(), server("TENURE_TEST_MYSQL")),
+    ]);
     let required = required();
     for store in &required {
         stores.entry(store.clone()).or_insert_with(|| Err("there are no tests for it".into()));
@@ -48,21 +54,14 @@ fn memory() -> Found {
     Ok(Arc::new(Subject::new(move || Arc::new(store.clone())).with_clock(by_hand)))
 }
 
-#[cfg(feature = "sqlite")]
-fn sqlite(folder: &Folder) -> Found {
-    at_url(format!("sqlite:{}", folder.0.join("locks.db").display()))
-}
-
-#[cfg(not(feature = "sqlite"))]
-fn sqlite(_: &Folder) -> Found {
-    Err("the feature `sqlite` is off".into())
+/// A server that the variable `at` leads to.
+fn server(at: &str) -> Found {
+    at_url(&std::env::var(at).map_err(|_| format!("{at} is not set"))?)
 }
 
 /// A store that this process and others find by its URL.
-#[cfg(feature = "sqlite")]
-fn at_url(url: String) -> Found {
-    use tenure::store::url::store_at;
-
+fn at_url(url: &str) -> Found {
+    let url = url.to_owned();
     store_at(&url).map_err(|error| error.to_string())?;
     let make = url.clone();
     Ok(Arc::new(Subject::new(move || store_at(&make).expect("the URL was good before")).url(url)))

@@ -64,7 +64,7 @@ impl Slot {
         held.tell(Status::Released);
         self.end_duplicates(&term, desk);
         self.ends.push(End {
-            lease: term.lease,
+            lease: term.held.lease,
             first: Some(term.first),
             of: Some(held.clone()),
             reply,
@@ -78,7 +78,7 @@ impl Slot {
     /// A claim of the term's lease that is still under way in the store would take the name anew.
     pub(super) fn end_duplicates(&mut self, term: &Term, desk: &Desk) {
         if let Some(moment) = term.unsure_until.filter(|moment| *moment > desk.now) {
-            self.add_orphan(term.lease, None, moment, moment + term.held.ttl.get());
+            self.add_orphan(term.held.lease, None, moment, moment + term.held.ttl.get());
         }
     }
 

@@ -13,13 +13,12 @@ use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::guard::{Held, Lost, Status, Why};
 use crate::options::Plan;
-use crate::record::{LeaseId, Name, Record, Token};
+use crate::record::{Name, Record, Token};
 use crate::store::{Gone, Grant, Renewal, Renewed};
 
 /// A term in the making, held, or told to end.
 pub(super) struct Term {
     pub held: Arc<Held>,
-    pub lease: LeaseId,
     pub first: Token,
     /// The one last granted: it may have risen by rotation.
     token: Token,
@@ -53,7 +52,7 @@ impl Term {
         Record {
             name: name.clone(),
             owner: owner.into(),
-            lease: self.lease,
+            lease: self.held.lease,
             first: self.first,
             token: self.held.token(),
             acquired_at: now - held_for,
@@ -105,8 +104,7 @@ impl Slot {
         }
         let slow = deadline - desk.now < plan.ttl.get() / 2;
         let term = Term {
-            held: Arc::new(Held::new(self.name.clone(), waiter.ticket, plan.ttl, grant.token, deadline)),
-            lease: waiter.lease,
+            held: Arc::new(Held::new(self.name.clone(), waiter.ticket, waiter.lease, plan.ttl, grant.token, deadline)),
             first: grant.token,
             token: grant.token,
             unsure_until: waiter.unsure_until,
@@ -148,13 +146,13 @@ impl Slot {
         let term = self.term.as_ref()?;
         self.under = Some(Under::Renew);
         let rotate = term.plan.rotate_every.is_some_and(|every| term.rotated + every <= desk.now + every / 8);
-        Some(Renewal { name: self.name.clone(), lease: term.lease, first: term.first, ttl: term.plan.ttl, rotate })
+        Some(Renewal { name: self.name.clone(), lease: term.held.lease, first: term.first, ttl: term.plan.ttl, rotate })
     }
 
     pub(super) fn renewed(&mut self, renewal: &Renewal, sent: Moment, answer: Result<Renewed>, desk: &mut Desk) {
         self.under = None;
         // Released, or lost by our own clock, while the renewal was under way.
-        let Some(term) = self.term.as_ref().filter(|term| term.lease == renewal.lease && !term.was_told_to_end())
+        let Some(term) = self.term.as_ref().filter(|term| term.held.lease == renewal.lease && !term.was_told_to_end())
         else {
             return;
         };
@@ -270,7 +268,7 @@ impl Slot {
         // A renewal of unknown outcome may have lengthened the record of a term that is over. With a grace, it is to stay.
         let unsure = term.failures > 0 || self.under == Some(Under::Renew);
         if expired && unsure && term.plan.grace.is_zero() {
-            self.end_orphan(term.lease, None, term.plan.ttl, desk);
+            self.end_orphan(term.held.lease, None, term.plan.ttl, desk);
         }
     }
 

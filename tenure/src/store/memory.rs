@@ -84,6 +84,7 @@ impl Store for MemoryStore {
     fn about(&self) -> About {
         About {
             store: "memory",
+            place: None,
             push: true,
             poll: POLL,
             calls: 1,

@@ -98,6 +98,7 @@ impl Store for SqliteStore {
     fn about(&self) -> About {
         About {
             store: STORE,
+            place: Some(TABLE.into()),
             push: false,
             poll: POLL,
             calls: 1,

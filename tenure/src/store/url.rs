@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use super::Store;
 use super::memory::MemoryStore;
+#[cfg(feature = "postgres")]
+use super::postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
 use super::sqlite::SqliteStore;
 use crate::error::{Error, Result};
@@ -27,18 +29,32 @@ macro_rules! with_feature {
 
 /// Every kind of store that a URL can name.
 const KINDS: &[Kind] = &[
-    Kind { scheme: "memory", settings: &[], make: Some(MemoryStore::from_url) },
-    Kind { scheme: "sqlite", settings: &["table"], make: with_feature!("sqlite", SqliteStore::from_url) },
+    Kind { scheme: "memory", also: &[], settings: &[], make: Some(MemoryStore::from_url) },
+    Kind { scheme: "sqlite", also: &[], settings: &["table"], make: with_feature!("sqlite", SqliteStore::from_url) },
+    Kind {
+        scheme: "postgres",
+        also: &["postgresql"],
+        settings: &["schema", "table"],
+        make: with_feature!("postgres", PostgresStore::from_url),
+    },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
 
 struct Kind {
     scheme: &'static str,
+    /// Other ways to write it.
+    also: &'static [&'static str],
     /// The `tenure.` settings that it knows.
     settings: &'static [&'static str],
     /// `None` if it is compiled out; its cargo feature has the name of the scheme.
     make: Option<Make>,
+}
+
+impl Kind {
+    fn is_called(&self, scheme: &str) -> bool {
+        self.scheme == scheme || self.also.contains(&scheme)
+    }
 }
 
 /// The store that `url` names. It does no I/O yet: that begins with [`Store::open`].
@@ -47,12 +63,13 @@ struct Kind {
 /// | --- | --- |
 /// | `memory:`, `memory:NAME` | this process; the same URL is the same data |
 /// | `sqlite:PATH` | a file on this machine (feature `sqlite`); setting: `tenure.table` |
+/// | `postgres://USER:PASSWORD@HOST:PORT/DATABASE` | a PostgreSQL server (feature `postgres`); settings: `tenure.schema`, `tenure.table` |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.
 pub fn store_at(url: &str) -> Result<Arc<dyn Store>> {
     let url = StoreUrl::parse(url)?;
-    let Some(kind) = KINDS.iter().find(|kind| kind.scheme == url.scheme) else {
+    let Some(kind) = KINDS.iter().find(|kind| kind.is_called(&url.scheme)) else {
         return Err(url.refuse(format!("has the unknown scheme {:?}: use {}", url.scheme, known_schemes())));
     };
     let Some(make) = kind.make else {
@@ -149,6 +166,23 @@ impl StoreUrl {
     /// [`Error::Invalid`] if it is set and no [`Identifier`].
     pub fn identifier(&self, name: &str) -> Result<Option<Identifier>> {
         self.setting(name).map(|text| Identifier::parse(&format!("{PREFIX}{name}"), text)).transpose()
+    }
+
+    /// Refuses an option of the driver that is not in `known`: drivers ignore what they don't know, and a mistyped
+    /// `sslmode` would be no TLS.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is one.
+    pub fn check_options(&self, known: &[&str]) -> Result<()> {
+        let name = |option: &String| option.split(['=', '[', '%']).next().unwrap_or_default().to_owned();
+        match self.options.iter().map(name).find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(unknown) => Err(self.refuse(format!(
+                "has the unknown option {unknown:?}: {} knows {}",
+                self.scheme,
+                known.join(", ")
+            ))),
+        }
     }
 
     /// Refuses whatever is left in the query, for a store that takes no options of a driver.
