@@ -24,8 +24,6 @@ mod hold;
 mod link;
 mod listener;
 mod statements;
-#[cfg(test)]
-mod tests;
 
 pub use self::hold::hold_in;
 

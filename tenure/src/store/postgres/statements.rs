@@ -91,32 +91,36 @@ with claims as materialized (
   update {table} l set waited = true
   from picked p, now where l.name = p.name and not p.free and p.closed_until > now.at
   returning p.entry
-), granted as (
+), taken as (
+  update {table} l set
+    token    = case when {retry} then l.token    else greatest(l.token + 1, now.micros) end,
+    first    = case when {retry} then l.first    else greatest(l.token + 1, now.micros) end,
+    acquired = case when {retry} then l.acquired else now.at end,
+    owner = c.owner, data = c.data, lease = c.lease, grace = c.grace * interval '1 microsecond',
+    renewed = now.at, expires = now.at + c.ttl * interval '1 microsecond'
+  from picked p join claims c using (entry), now
+  where l.name = p.name and (p.free or p.closed_until <= now.at)
+  returning p.entry, l.token
+), made as (
   insert into {table} as l (name, owner, data, token, acquired, renewed, expires, lease, first, grace)
   select c.name, c.owner, c.data, now.micros, now.at, now.at, now.at + c.ttl * interval '1 microsecond',
          c.lease, now.micros, c.grace * interval '1 microsecond'
-  from claims c cross join now left join picked p using (entry)
-  where p.free or p.closed_until <= now.at or not exists (select 1 from {table} l where l.name = c.name)
+  from claims c cross join now
+  where not exists (select 1 from {table} l where l.name = c.name)
   order by c.name
-  on conflict (name) do update set
-    name     = excluded.name,
-    token    = case when {retry} then l.token    else greatest(l.token + 1, excluded.token) end,
-    first    = case when {retry} then l.first    else greatest(l.token + 1, excluded.token) end,
-    acquired = case when {retry} then l.acquired else excluded.acquired end,
-    owner = excluded.owner, data = excluded.data, lease = excluded.lease, grace = excluded.grace,
-    renewed = excluded.renewed, expires = excluded.expires
-  where l.lease is null or l.lease = excluded.lease or l.expires + l.grace <= excluded.renewed
+  on conflict do nothing
   returning l.name, l.token
+), granted as (
+  select entry, token from taken union all select c.entry, m.token from made m join claims c using (name)
 )
-select c.entry, g.token, null as seen, false as told
-from granted g join claims c using (name)
+select entry, token, null as seen, false as told from granted
 union all
 select c.entry, null, {seen}, l.waited or m.entry is not null
 from claims c join {table} l on l.name = c.name left join marked m using (entry)
-where c.name not in (select name from granted)";
+where c.entry not in (select entry from granted)";
 
-/// The lease that holds the name, live, asks again. (`excluded.renewed` is this statement's clock.)
-const RETRY: &str = "l.lease = excluded.lease and l.expires > excluded.renewed";
+/// The lease that holds the name, live, asks again.
+const RETRY: &str = "l.lease = c.lease and l.expires > now.at";
 
 /// A term that is there by the statement's snapshot, but was not picked: somebody else has its row locked.
 const LOCKED: &str = "{ours} and l.expires > now.at and p.entry is null";
