@@ -1,6 +1,8 @@
 //! A certificate for `localhost`, and the authority that vouches for it: TLS libraries refuse a server whose certificate is
 //! that of an authority.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -39,6 +41,8 @@ impl Certificate {
         sign(home, "authority", &authority, &authority_key, &[])?;
         let by = ["-CA".as_ref(), authority.as_path(), "-CAkey".as_ref(), &authority_key];
         sign(home, "server", &certificate, &key, &by)?;
+        // Whatever the umask is: clients of any user are to read it.
+        fs::set_permissions(&authority, Permissions::from_mode(0o644))?;
         Ok(Self { authority, certificate, key })
     }
 }
