@@ -50,6 +50,53 @@ fn pgbouncer_answers_dies_and_comes_back() {
     rest.is_gone();
 }
 
+#[test]
+fn postgres_asks_for_a_password_and_proves_who_it_is() {
+    if skip("postgres", Postgres::TOOLS) {
+        return;
+    }
+    let postgres = Postgres::start_with(&[("max_connections", "17")]).unwrap();
+    let sql = |user: &str, more: &str, statement: &str| {
+        let port = postgres.port();
+        let mut psql = Command::new(find("psql").unwrap());
+        psql.args(["-X", "-w", "-A", "-t", "-c", statement]);
+        psql.arg(format!("host=127.0.0.1 port={port} user={user} dbname=tenure {more}"));
+        let output = psql.output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    sql("postgres", "", "CREATE ROLE pw_one LOGIN PASSWORD 'open' IN ROLE needs_password").unwrap();
+    assert_eq!(sql("pw_one", "", "SELECT 1"), None, "no password");
+    assert_eq!(sql("pw_one", "password=shut", "SELECT 1"), None, "the wrong one");
+    assert_eq!(sql("pw_one", "password=open", "SELECT 1").unwrap(), "1");
+    let checked = format!("sslmode=verify-full sslrootcert={}", postgres.ca_file().display());
+    assert_eq!(sql("postgres", &checked, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").unwrap(), "t");
+    assert_eq!(sql("postgres", "", "SHOW max_connections").unwrap(), "17");
+}
+
+#[test]
+fn mariadb_proves_who_it_is() {
+    if skip("mysql", MariaDb::TOOLS) {
+        return;
+    }
+    let mariadb = MariaDb::start_with(&[("max-connections", "17")]).unwrap();
+    let mut client = Command::new(find("mariadb").unwrap());
+    client.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=root", "--ssl-verify-server-cert"]);
+    client.arg(format!("--port={}", mariadb.port())).arg(format!("--ssl-ca={}", mariadb.ca_file().display()));
+    client.args(["--batch", "-N", "-e", "SHOW STATUS LIKE 'Ssl_cipher'; SELECT @@max_connections"]);
+    let output = client.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("TLS") && said.contains("17"), "{output:?}");
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    if skip("postgres", Postgres::TOOLS) {
+        return;
+    }
+    let error = Postgres::start_with(&[("no_such_setting", "1")]).err().unwrap();
+    assert!(format!("{error:#}").contains("unrecognized configuration parameter"), "{error:#}");
+}
+
 fn answers_dies_and_comes_back(server: &Server, ask: Ask) {
     let patient = Duration::from_secs(20);
     assert!(ask(server, patient), "it answers");
