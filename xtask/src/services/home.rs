@@ -118,15 +118,23 @@ fn account_to_use(name: &str) -> Result<Option<User>> {
 /// In the target folder, so that `cargo clean` removes what a crash of the machine left; else in the temporary one, if the
 /// server's user can't get there.
 fn services_folder(other_user: bool) -> Result<PathBuf> {
-    let candidates = target_folder().into_iter().map(|target| target.join("services"));
-    for folder in candidates.chain([std::env::temp_dir().join("tenure-services")]) {
-        let above = folder.parent().unwrap_or(&folder);
-        if !other_user || everybody_can_enter(above) {
-            fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-            return Ok(folder);
-        }
+    let can_be_used = |folder: &Path| !other_user || everybody_can_enter(folder);
+    if let Some(target) = target_folder().filter(|target| can_be_used(target)) {
+        let folder = target.join("services");
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        open_to_all(&folder)?;
+        return Ok(folder);
     }
-    bail!("a server's user can enter neither the target folder nor {}: set TMPDIR", std::env::temp_dir().display())
+    let temporary = std::env::temp_dir();
+    if !can_be_used(&temporary) {
+        bail!("a server's user can enter neither the target folder nor {}: set TMPDIR", temporary.display());
+    }
+    Ok(temporary)
+}
+
+/// Whatever the umask is.
+fn open_to_all(folder: &Path) -> Result<()> {
+    fs::set_permissions(folder, Permissions::from_mode(0o755)).with_context(|| folder.display().to_string())
 }
 
 /// Cargo marks it.
@@ -140,13 +148,10 @@ fn everybody_can_enter(folder: &Path) -> bool {
 }
 
 fn make_folder(services: &Path, kind: &str) -> Result<PathBuf> {
-    let names = (0..).map(|n: u32| services.join(format!("{kind}-{}-{n}", std::process::id())));
+    let names = (0..).map(|n: u32| services.join(format!("tenure-{kind}-{}-{n}", std::process::id())));
     for folder in names {
         match fs::create_dir(&folder) {
-            Ok(()) => {
-                fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
-                return Ok(folder);
-            }
+            Ok(()) => return open_to_all(&folder).map(|()| folder),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error).with_context(|| folder.display().to_string()),
         }

@@ -163,8 +163,9 @@ impl Server {
     /// The keeper first: once a process is waited for, its id may become a stranger's.
     fn forget(&self, run: &mut Run) -> Result<()> {
         if let Some(mut child) = run.child.take() {
-            self.home.keep(None)?;
+            let told = self.home.keep(None);
             child.wait()?;
+            told?;
         }
         Ok(())
     }
