@@ -1,31 +1,23 @@
-//! Tenure's chores: `cargo xtask test` runs every test on every store.
+//! Tenure's chores: `cargo xtask test` runs every test on every store, `cargo xtask services` starts servers for tests by hand.
+
+mod packages;
+mod stores;
 
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{SigSet, Signal};
+use stores::{STORES, Service};
+use xtask::tools;
 
-/// A store that the tests run on, and the tools that it needs on the machine.
-struct Store {
-    name: &'static str,
-    tools: &'static [Tool],
-}
-
-/// A command, and the Debian package that brings it.
-struct Tool {
-    command: &'static str,
-    package: &'static str,
-}
-
-/// The bundled SQLite is compiled from C.
-const C_COMPILER: Tool = Tool { command: "cc", package: "gcc" };
-
-const STORES: &[Store] = &[Store { name: "memory", tools: &[] }, Store { name: "sqlite", tools: &[C_COMPILER] }];
+const USAGE: &str = "usage: cargo xtask test [ARGUMENTS FOR cargo test] | cargo xtask services";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.first().map(String::as_str) {
         Some("test") => test(&arguments[1..]),
-        _ => Err(anyhow::anyhow!("usage: cargo xtask test [ARGUMENTS FOR cargo test]")),
+        Some("services") => services(),
+        _ => Err(anyhow::anyhow!(USAGE)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -38,35 +30,32 @@ fn main() -> ExitCode {
 
 /// Runs every test on every store; a store whose tests can't run is a failure, not a skip.
 fn test(arguments: &[String]) -> Result<()> {
-    for store in STORES {
-        println!("xtask: store {}", store.name);
-        store.tools.iter().try_for_each(provide)?;
-    }
+    packages::provide(stores::tools())?;
+    // Of a store whose servers are all given, none is started.
+    let services = stores::start(|variable| std::env::var_os(variable).is_none())?;
     let required: Vec<&str> = STORES.iter().map(|store| store.name).collect();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["test", "--workspace", "--all-features", "--locked"]).args(arguments);
-    cargo.env("TENURE_TEST_REQUIRE", required.join(","));
+    cargo.env(tools::REQUIRE, required.join(","));
+    cargo.envs(services.iter().filter(|service| service.wanted).map(|service| (service.variable, service.url())));
     run(&mut cargo)
 }
 
-/// Installs a tool if the machine lacks it.
-fn provide(tool: &Tool) -> Result<()> {
-    if is_on_path(tool.command) {
-        return Ok(());
-    }
-    println!("xtask: {} is missing: installing {}", tool.command, tool.package);
-    run(Command::new("apt-get").args(["update", "-qq"]))?;
-    run(Command::new("apt-get").args(["install", "-qq", "--yes", tool.package]))
-        .with_context(|| format!("install {} by hand (Debian package {})", tool.command, tool.package))
-}
-
-fn is_on_path(command: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(command).is_file())
+/// Starts all servers, says where they are, and stops them on ctrl-C or `SIGTERM`.
+fn services() -> Result<()> {
+    packages::provide(stores::tools())?;
+    let services = stores::start(|_| true)?;
+    // Only now, as the servers would inherit it. A signal before this ends us, and the servers with us.
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    signals.thread_block()?;
+    services.iter().for_each(|service: &Service| println!("export {}={}", service.variable, service.url()));
+    eprintln!("xtask: ctrl-C stops them");
+    signals.wait()?;
+    Ok(())
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    println!("xtask: {command:?}");
+    eprintln!("xtask: {command:?}");
     let status = command.status().with_context(|| format!("{command:?} could not be started"))?;
     if !status.success() {
         bail!("{command:?} failed: {status}");

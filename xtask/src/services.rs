@@ -1,0 +1,18 @@
+//! Private servers for tests: each on a port, with a folder and processes of its own.
+//!
+//! Nothing outlives its test: a server stops when its value is dropped, and [keeper.sh](services/keeper.sh) stops it if the
+//! process that started it dies instead.
+
+mod certificate;
+mod home;
+mod mariadb;
+mod pgbouncer;
+mod port;
+mod postgres;
+mod processes;
+mod server;
+
+pub use mariadb::MariaDb;
+pub use pgbouncer::PgBouncer;
+pub use postgres::Postgres;
+pub use server::Server;

@@ -1,0 +1,80 @@
+//! The stores that the tests run on: what each needs on the machine, and how its servers are started.
+
+use std::ops::Deref;
+
+use anyhow::{Context, Result};
+use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::tools::Tool;
+
+/// A store that the tests run on.
+pub struct Store {
+    /// As `TENURE_TEST_REQUIRE` lists it.
+    pub name: &'static str,
+    /// What it needs on the machine.
+    tools: &'static [&'static [Tool]],
+    /// The variables by which tests find its servers.
+    variables: &'static [&'static str],
+    /// Starts its servers, one for each variable.
+    start: fn() -> Result<Vec<Running>>,
+}
+
+/// A server that runs until it is dropped.
+type Running = Box<dyn Deref<Target = Server>>;
+
+/// A server that tests find by a variable.
+pub struct Service {
+    pub variable: &'static str,
+    /// Whether the variable is to be set; else the server is here for another's sake.
+    pub wanted: bool,
+    server: Running,
+}
+
+/// The bundled SQLite is compiled from C.
+const C_COMPILER: Tool = Tool { command: "cc", package: "gcc" };
+
+pub const STORES: &[Store] = &[
+    Store { name: "memory", tools: &[], variables: &[], start: no_server },
+    Store { name: "sqlite", tools: &[&[C_COMPILER]], variables: &[], start: no_server },
+    Store {
+        name: "postgres",
+        tools: &[Postgres::TOOLS, PgBouncer::TOOLS],
+        variables: &["TENURE_TEST_PGBOUNCER", "TENURE_TEST_POSTGRES"],
+        start: || {
+            let postgres = Postgres::start()?;
+            Ok(vec![Box::new(PgBouncer::start(&postgres)?), Box::new(postgres)])
+        },
+    },
+    Store {
+        name: "mysql",
+        tools: &[MariaDb::TOOLS],
+        variables: &["TENURE_TEST_MYSQL"],
+        start: || Ok(vec![Box::new(MariaDb::start()?)]),
+    },
+];
+
+fn no_server() -> Result<Vec<Running>> {
+    Ok(Vec::new())
+}
+
+/// All that the stores need on the machine.
+pub fn tools() -> impl Iterator<Item = &'static Tool> {
+    STORES.iter().flat_map(|store| store.tools).copied().flatten()
+}
+
+/// Starts the servers of each store of which a variable is wanted.
+pub fn start(wanted: impl Fn(&str) -> bool) -> Result<Vec<Service>> {
+    let mut services = Vec::new();
+    for store in STORES.iter().filter(|store| store.variables.iter().any(|variable| wanted(variable))) {
+        eprintln!("xtask: starting {}", store.name);
+        let servers = (store.start)().with_context(|| format!("the servers of {}", store.name))?;
+        let named = store.variables.iter().zip(servers);
+        services.extend(named.map(|(variable, server)| Service { variable, wanted: wanted(variable), server }));
+    }
+    Ok(services)
+}
+
+impl Service {
+    pub fn url(&self) -> String {
+        self.server.url()
+    }
+}

@@ -1,0 +1,191 @@
+//! Each server answers, dies, comes back, pauses, and leaves nothing behind.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::tools::{find, skip};
+
+/// Asks a server something and gives up after this time.
+type Ask = fn(&Server, Duration) -> bool;
+
+#[test]
+fn postgres_answers_dies_and_comes_back() {
+    if skip("postgres", Postgres::TOOLS) {
+        return;
+    }
+    let postgres = Postgres::start().unwrap();
+    answers_dies_and_comes_back(&postgres, ask_postgres);
+    let rest = Rest::of(&postgres);
+    drop(postgres);
+    rest.is_gone();
+}
+
+#[test]
+fn mariadb_answers_dies_and_comes_back() {
+    if skip("mysql", MariaDb::TOOLS) {
+        return;
+    }
+    let mariadb = MariaDb::start().unwrap();
+    answers_dies_and_comes_back(&mariadb, ask_mariadb);
+    let rest = Rest::of(&mariadb);
+    drop(mariadb);
+    rest.is_gone();
+}
+
+#[test]
+fn pgbouncer_answers_dies_and_comes_back() {
+    if skip("postgres", Postgres::TOOLS) || skip("postgres", PgBouncer::TOOLS) {
+        return;
+    }
+    let postgres = Postgres::start().unwrap();
+    let bouncer = PgBouncer::start(&postgres).unwrap();
+    answers_dies_and_comes_back(&bouncer, ask_postgres);
+    let rest = Rest::of(&bouncer);
+    drop(bouncer);
+    rest.is_gone();
+}
+
+#[test]
+fn postgres_asks_for_a_password_and_proves_who_it_is() {
+    if skip("postgres", Postgres::TOOLS) {
+        return;
+    }
+    let postgres = Postgres::start_with(&[("max_connections", "17")]).unwrap();
+    let sql = |user: &str, more: &str, statement: &str| {
+        let port = postgres.port();
+        let mut psql = Command::new(find("psql").unwrap());
+        psql.args(["-X", "-w", "-A", "-t", "-c", statement]);
+        psql.arg(format!("host=127.0.0.1 port={port} user={user} dbname=tenure {more}"));
+        let output = psql.output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    sql("postgres", "", "CREATE ROLE pw_one LOGIN PASSWORD 'open' IN ROLE needs_password").unwrap();
+    assert_eq!(sql("pw_one", "", "SELECT 1"), None, "no password");
+    assert_eq!(sql("pw_one", "password=shut", "SELECT 1"), None, "the wrong one");
+    assert_eq!(sql("pw_one", "password=open", "SELECT 1").unwrap(), "1");
+    let checked = format!("sslmode=verify-full sslrootcert={}", postgres.ca_file().display());
+    assert_eq!(sql("postgres", &checked, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").unwrap(), "t");
+    assert_eq!(sql("postgres", "", "SHOW max_connections").unwrap(), "17");
+}
+
+#[test]
+fn mariadb_proves_who_it_is() {
+    if skip("mysql", MariaDb::TOOLS) {
+        return;
+    }
+    let mariadb = MariaDb::start_with(&[("max-connections", "17")]).unwrap();
+    let mut client = Command::new(find("mariadb").unwrap());
+    client.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=root", "--ssl-verify-server-cert"]);
+    client.arg(format!("--port={}", mariadb.port())).arg(format!("--ssl-ca={}", mariadb.ca_file().display()));
+    client.args(["--batch", "-N", "-e", "SHOW STATUS LIKE 'Ssl_cipher'; SELECT @@max_connections"]);
+    let output = client.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("TLS") && said.contains("17"), "{output:?}");
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    if skip("postgres", Postgres::TOOLS) {
+        return;
+    }
+    let error = Postgres::start_with(&[("no_such_setting", "1")]).err().unwrap();
+    assert!(format!("{error:#}").contains("unrecognized configuration parameter"), "{error:#}");
+}
+
+fn answers_dies_and_comes_back(server: &Server, ask: Ask) {
+    let patient = Duration::from_secs(20);
+    assert!(ask(server, patient), "it answers");
+    let processes = processes_of(server);
+
+    server.kill().unwrap();
+    assert!(TcpStream::connect(("127.0.0.1", server.port())).is_err(), "a killed server refuses");
+    assert_eq!(alive(&processes), Vec::<u32>::new(), "it is dead with all its processes");
+
+    server.restart().unwrap();
+    assert!(ask(server, patient), "it answers after a kill");
+
+    server.pause().unwrap();
+    assert!(!ask(server, Duration::from_millis(500)), "a paused server doesn't answer");
+    assert!(TcpStream::connect(("127.0.0.1", server.port())).is_ok(), "but its port is open");
+    server.resume().unwrap();
+    assert!(ask(server, patient), "it answers after a pause");
+
+    server.stop().unwrap();
+    assert!(!ask(server, patient), "it is down");
+    server.restart().unwrap();
+    server.pause().unwrap(); // and dropped like that
+}
+
+fn ask_postgres(server: &Server, patience: Duration) -> bool {
+    let mut psql = Command::new(find("psql").unwrap());
+    psql.args(["-X", "-w", "-c", "SELECT 1", &server.url()]);
+    succeeds_within(patience, psql)
+}
+
+fn ask_mariadb(server: &Server, patience: Duration) -> bool {
+    let mut client = Command::new(find("mariadb").unwrap());
+    client.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=root", "--database=tenure"]);
+    client.arg(format!("--port={}", server.port())).args(["-e", "SELECT 1"]);
+    succeeds_within(patience, client)
+}
+
+fn succeeds_within(patience: Duration, mut command: Command) -> bool {
+    let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let ended = comes_true_within(patience, || child.try_wait().unwrap().is_some());
+    let _ = child.kill();
+    let status = child.wait().unwrap();
+    ended && status.success()
+}
+
+/// What a server must not leave behind.
+struct Rest {
+    processes: Vec<u32>,
+    folder: std::path::PathBuf,
+}
+
+impl Rest {
+    fn of(server: &Server) -> Self {
+        Self { processes: processes_of(server), folder: server.log().parent().unwrap().into() }
+    }
+
+    fn is_gone(&self) {
+        let processes = &self.processes;
+        assert!(!processes.is_empty());
+        let gone = comes_true_within(Duration::from_secs(10), || alive(processes).is_empty() && !self.folder.exists());
+        assert!(gone, "left behind: {:?}, or {}", alive(processes), self.folder.display());
+    }
+}
+
+fn comes_true_within(patience: Duration, mut check: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !check() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// The server's process and its children.
+fn processes_of(server: &Server) -> Vec<u32> {
+    let server = server.pid().unwrap();
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    all.filter(|&pid| pid == server || field(pid, 1) == Some(server.to_string())).collect()
+}
+
+/// A zombie is as good as gone.
+fn alive(processes: &[u32]) -> Vec<u32> {
+    processes.iter().copied().filter(|&pid| field(pid, 0).is_some_and(|state| state != "Z")).collect()
+}
+
+/// Of what follows the name in `/proc/PID/stat`: 0 is the state, 1 the parent.
+fn field(pid: u32, which: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(which).map(Into::into)
+}
