@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 pub use crate::record::Row;
 use crate::record::{LeaseId, Name, Record, Token, Ttl};
 
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
 mod entries;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod lanes;

@@ -1,14 +1,10 @@
 //! What goes into a statement, for databases that take a batch as one JSON text.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
+use super::seen::micros;
 use super::{Claim, Ended, Renewal};
 use crate::error::{Error, Result};
-
-/// The longest time that is told from longer ones: a century. Sums with the clock then stay exact.
-const LONGEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
 #[derive(Serialize)]
 pub(super) struct ClaimEntry<'a> {
@@ -67,8 +63,4 @@ impl<'a> EndedEntry<'a> {
 /// One JSON array of all entries.
 pub(super) fn json(store: &'static str, entries: impl Iterator<Item = impl Serialize>) -> Result<String> {
     serde_json::to_string(&entries.collect::<Vec<_>>()).map_err(|error| Error::permanent(store, error))
-}
-
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(LONGEST).min(LONGEST)
 }

@@ -1,10 +1,20 @@
-//! What a statement answers, for databases that keep a record as a row.
+//! What databases that keep a record as a row have in common: their integers, and what a statement answers.
+
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::{Gone, Grant, Outcome, Renewal, Renewed, Row};
 use crate::error::{Error, Result};
 use crate::record::{LeaseId, Name, Record, Token};
+
+/// The longest time that is told from longer ones: a century. Sums with the clock then stay exact.
+const LONGEST: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
+
+/// A length of time as databases get it: in microseconds.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(LONGEST).min(LONGEST)
+}
 
 /// The term that an entry has got or kept, or else what its name's row says.
 pub(super) enum Found {
