@@ -338,6 +338,16 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "postgres")]
+    fn an_option_that_the_driver_would_ignore_is_refused() {
+        let why = refusal("postgres://me:hunter2@host/db?sslmod=require");
+        assert!(why.contains("\"sslmod\"") && why.contains("sslmode, ") && !why.contains("hunter2"), "{why}");
+        assert!(store_at("postgresql://host/db?options[search_path]=x&sslmode=require").is_ok());
+        assert!(refusal("postgres://host/db?sslmode=often").contains("can't be read"));
+        assert!(refusal("postgres://host/db?tenure.schema=a-b").starts_with("tenure.schema \"a-b\" must be"));
+    }
+
+    #[test]
     fn no_error_and_no_debug_output_shows_a_password() {
         for url in [
             "postgres://me:hunter2@host/db",
@@ -348,8 +358,8 @@ mod tests {
             "me:hunter2@host",
             "://me:hunter2@host",
         ] {
-            let why = refusal(url);
-            assert!(!why.contains("hunter2"), "{why}");
+            let shown = format!("{:?}", store_at(url).map_err(|error| error.to_string()));
+            assert!(!shown.contains("hunter2"), "{shown}");
             assert!(!format!("{:?}", StoreUrl::parse(url)).contains("hunter2"));
         }
         assert_eq!(redacted("mysql://me:secret@host:3306/db"), "mysql://me:***@host:3306/db");
