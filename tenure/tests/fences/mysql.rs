@@ -3,6 +3,8 @@
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{Pool, Transaction};
 
+#[path = "deadlocks.rs"]
+mod deadlocks;
 #[path = "promises.rs"]
 mod promises;
 

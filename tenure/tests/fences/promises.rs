@@ -19,16 +19,16 @@ const ACCOUNT: &str = "account/42";
 const MOMENT: Duration = Duration::from_millis(200);
 
 /// A fence of a test's own, and the table of what was done behind it.
-struct Bank {
-    pool: Pool<Db>,
+pub struct Bank {
+    pub pool: Pool<Db>,
     table: String,
-    fence: RowFence,
+    pub fence: RowFence,
     _home: Home,
 }
 
 impl Bank {
     /// `None` if the database is not there.
-    async fn open() -> Option<Arc<Self>> {
+    pub async fn open() -> Option<Arc<Self>> {
         let (pool, home) = open().await?;
         let table = fresh_table();
         let bank = Self { fence: RowFence::in_table(&table).unwrap(), pool, table, _home: home };
@@ -47,7 +47,7 @@ impl Bank {
         sql.replace('T', &self.table)
     }
 
-    async fn close(&self) {
+    pub async fn close(&self) {
         self.sql("drop table T_done").await;
         self.sql("drop table T").await;
     }
@@ -174,6 +174,23 @@ async fn whoever_waited_for_a_transaction_that_was_rolled_back_passes() {
         assert_waits(&mut older).await;
         tx.rollback().await.unwrap();
         older.await.unwrap().unwrap();
+    }
+    bank.close().await;
+}
+
+#[tokio::test]
+async fn two_who_waited_for_the_same_row_both_pass() {
+    let Some(bank) = Bank::open().await else { return };
+    for token in [5, 15] {
+        let tx = bank.passed(token).await;
+        let mut waiting = [bank.pass_elsewhere(token + 1), bank.pass_elsewhere(token + 1)];
+        for task in &mut waiting {
+            assert_waits(task).await;
+        }
+        tx.commit().await.unwrap();
+        for task in waiting {
+            task.await.unwrap().unwrap();
+        }
     }
     bank.close().await;
 }
