@@ -64,3 +64,8 @@ pub use stats::Stats;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// It shows all three databases.
+#[cfg(all(doctest, feature = "postgres", feature = "mysql", feature = "sqlite"))]
+#[doc = include_str!("../../docs/fencing.md")]
+struct Fencing;
