@@ -50,8 +50,8 @@ const ATTEMPTS: usize = 3;
 /// ```
 ///
 /// Make the check the first statement of the transaction:
-/// - what was read before it may have been written by the holder before;
-/// - under REPEATABLE READ a plain read after it shows what was there at the transaction's first one;
+/// - what was read before it, another holder may have changed since;
+/// - under REPEATABLE READ, which is MySQL's default, a read before it fixes what all later ones show;
 /// - on SQLite a transaction that has read before it writes fails if somebody else wrote meanwhile, with a transient
 ///   error and without waiting: `pool.begin_with("begin immediate")` if you must.
 ///
