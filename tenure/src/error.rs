@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::fence::Stale;
 use crate::guard::Lost;
 use crate::record::{Name, Record};
 
@@ -33,6 +34,9 @@ pub enum Error {
     /// The term ended before it was released.
     #[error(transparent)]
     Lost(#[from] Lost),
+    /// A fence refused the token: a later holder has passed it.
+    #[error(transparent)]
+    Stale(#[from] Stale),
     /// An option, a name, a URL is outside its rule; nothing was written.
     #[error("{what} {why}")]
     Invalid {

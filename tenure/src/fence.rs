@@ -4,6 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::record::Token;
 
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+pub mod row;
+
 /// Lets a token pass unless a larger one was seen before: in memory, one for each resource.
 ///
 /// A fence protects where a lock can't: a holder that was paused, and comes back believing that it still holds,
@@ -23,7 +26,7 @@ use crate::record::Token;
 #[derive(Debug, Default)]
 pub struct Fence {
     highest: Mutex<Option<Token>>,
-    strict: bool,
+    rule: Rule,
 }
 
 /// A token that was refused.
@@ -44,7 +47,7 @@ impl Fence {
 
     /// Accepts only what is larger than everything seen so far, for callers that rotate the token for each request.
     pub fn strict() -> Self {
-        Self { strict: true, ..Self::default() }
+        Self { rule: Rule::Strict, ..Self::default() }
     }
 
     /// The largest token seen so far.
@@ -66,18 +69,36 @@ impl Fence {
     /// As [`check`](Fence::check).
     pub fn run<T>(&self, token: Token, act: impl FnOnce() -> T) -> Result<T, Stale> {
         let mut highest = self.locked();
-        match *highest {
-            Some(seen) if token < seen || (self.strict && token == seen) => Err(Stale { token, highest: seen }),
-            _ => {
-                *highest = Some(token);
-                Ok(act())
-            }
-        }
+        self.rule.judge(token, *highest)?;
+        *highest = Some(token);
+        Ok(act())
     }
 
     /// A panic in an act doesn't undo that its token was seen.
     fn locked(&self) -> MutexGuard<'_, Option<Token>> {
         self.highest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is refused: the same wherever the largest token is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rule {
+    /// Whatever is older than the largest seen.
+    #[default]
+    Older,
+    /// Equals too.
+    Strict,
+}
+
+impl Rule {
+    /// Whether `token` passes a fence that has seen `highest`.
+    pub fn judge(self, token: Token, highest: Option<Token>) -> Result<(), Stale> {
+        match highest {
+            Some(highest) if token < highest || (self == Self::Strict && token == highest) => {
+                Err(Stale { token, highest })
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -17,13 +17,14 @@
 //! - The [`Guard`] is the held name: [`run`](Guard::run) work that is stopped if the name is lost, or watch
 //!   [`lost`](Guard::lost) yourself. Dropping it frees the name.
 //! - A lease is not a mutex: a process that was paused may come back late. Send [`Guard::token`] along, and check it
-//!   with a [`Fence`] where the damage would be done.
+//!   where the damage would be done: with a [`Fence`] in memory, with a `RowFence` in a transaction of your database.
 //! - Many names of a kind, with the same options: [`Locks::scope`].
 //! - [`Locks::list`], [`get`](Locks::get), [`stats`](Locks::stats), [`evict`](Locks::evict) are for people who look after it.
 //!
 //! # Features
 //!
 //! - `sqlite`: the store `sqlite:PATH`, for the processes of one machine. `memory:` is always there.
+//! - `sqlite`, `postgres`, `mysql`: `RowFence`, the fence that is a row in your own database.
 //! - `conformance`: the tests that every store has to pass, for a store of your own.
 //!
 //! # Logs
@@ -50,6 +51,8 @@ pub mod store;
 pub use engine::Unreleased;
 pub use error::{Error, Result};
 pub use event::{Event, EventKind, Events, Next};
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+pub use fence::row::{FenceDatabase, RowFence};
 pub use fence::{Fence, Stale};
 pub use guard::{Guard, Lost, LostSignal, Status, Watch, Why};
 pub use lock::{Acquire, Lock, TryAcquire, TryLock};
@@ -61,3 +64,8 @@ pub use stats::Stats;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// It shows all three databases.
+#[cfg(all(doctest, feature = "postgres", feature = "mysql", feature = "sqlite"))]
+#[doc = include_str!("../../docs/fencing.md")]
+struct Fencing;
