@@ -4,7 +4,8 @@
 //! same way: the entries are unfolded from arrays; rows that matter are locked, and those that somebody else has locked
 //! are skipped; *then* the clock is read, once. So nobody waits for a lock (but for a name that another session is
 //! inserting at that moment, for `lock_timeout` at the most), a term never begins before its row was locked, and all
-//! parts of a statement agree on what has expired.
+//! parts of a statement agree on what has expired. (The arrays come through a `select`, so that the planner can't see their
+//! length: it would plan anew each time, which takes longer than to carry out.)
 //!
 //! How rows are locked: a claim `for update`, as for a change of the key; renewal and release `for no key update`. A user's
 //! transaction that has the row `for key share` (see `hold_in`) thus lets renewals pass, and holds up the next claim.
@@ -80,7 +81,9 @@ const SEEN: &str = "json_build_array(l.name, l.owner, l.data, l.token, {us:l.acq
 /// with `told` will hear of it. The marks of an eviction are left alone: they outlive the next claim.
 const CLAIM: &str = "
 with claims as materialized (
-  select c.* from {limits}, unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bool[])
+  select c.* from {limits}, unnest(
+      (select $1::text[]), (select $2::text[]), (select $3::text[]), (select $4::text[]),
+      (select $5::bigint[]), (select $6::bigint[]), (select $7::bool[]))
     with ordinality as c(name, lease, owner, data, ttl, grace, waits, entry)
 ), picked as materialized (
   select c.entry, l.name, l.lease is null or l.lease = c.lease as free, l.expires + l.grace as closed_until
@@ -115,19 +118,20 @@ with claims as materialized (
 )
 select entry, token, null as seen, false as told from granted
 union all
-select c.entry, null, {seen}, l.waited or m.entry is not null
-from claims c join {table} l on l.name = c.name left join marked m using (entry)
+select c.entry, null, {seen}, l.waited or c.entry in (select entry from marked)
+from claims c join {table} l on l.name = c.name
 where c.entry not in (select entry from granted)";
 
 /// The lease that holds the name, live, asks again.
 const RETRY: &str = "l.lease = c.lease and l.expires > now.at";
 
 /// A term that is there by the statement's snapshot, but was not picked: somebody else has its row locked.
-const LOCKED: &str = "{ours} and l.expires > now.at and p.entry is null";
+const LOCKED: &str = "{ours} and l.expires > now.at and t.entry not in (select entry from picked)";
 
 const RENEW: &str = "
 with terms as materialized (
-  select t.* from {limits}, unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bool[])
+  select t.* from {limits}, unnest(
+      (select $1::text[]), (select $2::text[]), (select $3::bigint[]), (select $4::bigint[]), (select $5::bool[]))
     with ordinality as t(name, lease, first, ttl, rotate, entry)
 ), picked as materialized (
   select t.entry from terms t join {table} l on l.name = t.name
@@ -145,13 +149,14 @@ with terms as materialized (
 select entry, token, null as seen, false as locked from kept
 union all
 select t.entry, null, {seen}, {locked}
-from terms t cross join now join {table} l on l.name = t.name left join picked p using (entry)
+from terms t cross join now join {table} l on l.name = t.name
 where t.entry not in (select entry from kept)";
 
 /// The holder's own release, without `evicted_by`, leaves the marks of an earlier eviction alone.
 const RELEASE: &str = "
 with terms as materialized (
-  select t.* from {limits}, unnest($1::text[], $2::text[], $3::bigint[], $4::text[])
+  select t.* from {limits}, unnest(
+      (select $1::text[]), (select $2::text[]), (select $3::bigint[]), (select $4::text[]))
     with ordinality as t(name, lease, first, evicted_by, entry)
 ), picked as materialized (
   select t.entry, l.waited from terms t join {table} l on l.name = t.name
@@ -172,7 +177,7 @@ with terms as materialized (
 select entry, true as freed, false as locked from freed cross join told
 union all
 select t.entry, false, {locked}
-from terms t cross join now join {table} l on l.name = t.name left join picked p using (entry)
+from terms t cross join now join {table} l on l.name = t.name
 where t.entry not in (select entry from freed)";
 
 /// The term that an entry means.
