@@ -24,6 +24,8 @@
 //! # Features
 //!
 //! - `sqlite`: the store `sqlite:PATH`, for the processes of one machine. `memory:` is always there.
+//! - `postgres`: the store `postgres://…`, and [`hold_in`](store::postgres::hold_in).
+//! - `mysql`: the store `mysql://…`, for MySQL and MariaDB.
 //! - `sqlite`, `postgres`, `mysql`: `RowFence`, the fence that is a row in your own database.
 //! - `conformance`: the tests that every store has to pass, for a store of your own.
 //!

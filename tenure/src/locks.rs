@@ -25,7 +25,7 @@ const PRUNE_LIMIT: Duration = Duration::from_secs(60);
 /// A name that changes hands as quickly as it is evicted is not stuck.
 const EVICT_TRIES: usize = 3;
 
-/// Connects to the store that `url` names: `memory:`, `sqlite:PATH`.
+/// Connects to the store that `url` names: `memory:`, `sqlite:PATH`, `postgres://…`, `mysql://…`.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

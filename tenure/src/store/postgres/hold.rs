@@ -1,6 +1,6 @@
 //! A lock's record in the user's own transaction.
 
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::{AssertSqlSafe, Postgres, Transaction};
 
 use super::{STORE, statements};
 use crate::engine::{CALL_LIMIT, Message};
@@ -32,14 +32,14 @@ use crate::store::Page;
 ///
 /// # Cancel safety
 /// If it is dropped, the record may be locked until the transaction ends.
-pub async fn hold_in(transaction: &mut PgConnection, guard: &Guard) -> Result<()> {
+pub async fn hold_in(transaction: &mut Transaction<'_, Postgres>, guard: &Guard) -> Result<()> {
     let about = &guard.shared.about;
     let Some(table) = about.place.as_deref().filter(|_| about.store == STORE) else {
         return Err(Error::invalid("guard", format!("is of a {} store: hold_in needs one of {STORE}", about.store)));
     };
     let hold = sqlx::query(AssertSqlSafe(statements::hold(table))).bind(guard.name().as_str());
     // What an error means is for the user to say, whose transaction it is.
-    let found = hold.fetch_optional(transaction).await.map_err(|error| Error::transient(STORE, error))?;
+    let found = hold.fetch_optional(&mut **transaction).await.map_err(|error| Error::transient(STORE, error))?;
     if found.is_none() {
         let rule = "use the store's own database, and begin the transaction after the lock was granted";
         return Err(Error::invalid("transaction", format!("doesn't see the record of {}: {rule}", guard.name())));
