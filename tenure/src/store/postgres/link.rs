@@ -61,7 +61,13 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<PgConnection> {
-        self.options.connect().await.map_err(|error| self.explain(error))
+        self.options.connect().await.map_err(|error| match error {
+            // So the driver says that a certificate was refused.
+            sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => {
+                self.explain(sqlx::Error::Tls(why.into()))
+            }
+            error => self.explain(error),
+        })
     }
 
     async fn prepare(&self, connection: &mut PgConnection) -> Result<i32> {
