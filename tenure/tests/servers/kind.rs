@@ -79,9 +79,10 @@ impl Kind {
         (self.start)(settings)
     }
 
-    /// A pooler in front of the shared server.
+    /// A pooler in front of the shared server, with fewer connections than tests.
     pub fn pooler(&self) -> &PgBouncer {
-        self.pooler.get_or_init(|| PgBouncer::start(self.shared().postgres()).unwrap())
+        let start = || PgBouncer::start_with(self.shared().postgres(), &[("default_pool_size", "8")]);
+        self.pooler.get_or_init(|| start().unwrap())
     }
 }
 
