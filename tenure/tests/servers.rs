@@ -12,6 +12,8 @@ use std::sync::Arc;
 use libtest_mimic::{Arguments, Completion, Trial};
 use xtask::tools;
 
+#[path = "servers/bare.rs"]
+mod bare;
 #[path = "servers/child.rs"]
 mod child;
 #[path = "servers/crowds.rs"]

@@ -7,6 +7,7 @@ use sqlx::postgres::PgListener;
 use tenure::clock::Moment;
 use tenure::{EventKind, Locks};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use xtask::proxy::Proxy;
 
 use super::kind::Kind;
@@ -28,14 +29,25 @@ impl Table {
         Self { name, url }
     }
 
-    /// The server's process for the connection of a waiter that listens, apart from another.
-    async fn listeners(&self, operator: &mut Raw, apart_from: i64) -> i64 {
-        let from = format!(
-            "from pg_stat_activity where application_name = '{}' and pid <> {apart_from} \
-             and query ~* '^(listen .*|select pg_backend_pid\\(\\)|select 1)$'",
+    /// The same for a process whose connections have another name.
+    fn of_another(&self, kind: &Kind) -> String {
+        with(&kind.shared().url(), &format!("tenure.table={}", self.name))
+    }
+
+    /// Waits for the server's process that listens, apart from an earlier one.
+    async fn listener(&self, operator: &mut Raw, apart_from: i64) -> i64 {
+        let find = format!(
+            "select coalesce(max(pid), 0)::bigint from pg_stat_activity where application_name = '{}' \
+             and query ~* '^(listen .*|select 1)$' and pid <> {apart_from}",
             self.name
         );
-        operator.number(format!("select coalesce(max(pid), 0)::bigint {from}")).await
+        let mut found = 0;
+        until("somebody listens", async || {
+            found = operator.number(&find).await;
+            found != 0
+        })
+        .await;
+        found
     }
 }
 
@@ -74,15 +86,19 @@ pub async fn only_a_contended_release_notifies(kind: &Kind) {
     assert_eq!(second.payload(), "last", "the release of a name that nobody waits for any more was told");
 }
 
-/// Most of the hand-overs take far less than the time after which a waiter would look by itself.
 pub async fn a_release_wakes_a_waiter_sooner_than_its_poll(kind: &Kind) {
     let table = Table::new(kind);
     let (locks, other) = (connect(&table.url).await, connect(&table.url).await);
-    assert!(locks.about().push && locks.about().poll >= SECOND);
+    assert!(other.about().push && other.about().poll >= SECOND);
+    is_told(&locks, &other).await;
+}
+
+/// Most of the hand-overs take far less than the time after which a waiter would look by itself.
+async fn is_told(locks: &Locks, other: &Locks) {
     let mut times = Vec::new();
     for _ in 0..9 {
-        let guard = free_for(&locks, "name", "").await;
-        let waiting = waiter(&other, "name").await;
+        let guard = free_for(locks, "told", "").await;
+        let waiting = waiter(other, "told").await;
         let released = Moment::now();
         guard.release().await.unwrap();
         let next = soon("a waiter is served", waiting).await.unwrap().unwrap();
@@ -90,38 +106,42 @@ pub async fn a_release_wakes_a_waiter_sooner_than_its_poll(kind: &Kind) {
         next.release().await.unwrap();
     }
     times.sort_unstable();
-    assert!(times[4] < locks.about().poll / 4, "{times:?}");
+    assert!(times[4] < other.about().poll / 4, "{times:?}");
 }
 
 /// The waiter gets its name, and those after it are told again.
 pub async fn a_terminated_listener_comes_back(kind: &Kind) {
     let table = Table::new(kind);
-    let other = connect(&table.url).await;
-    let holding = connect(&with(&kind.shared().url(), &format!("tenure.table={}", table.name))).await;
+    let (locks, other) = (connect(&table.of_another(kind)).await, connect(&table.url).await);
     let mut operator = Raw::to(&kind.shared().url()).await;
-    let guard = free_for(&holding, "name", "").await;
+    let guard = free_for(&locks, "name", "").await;
     let waiting = waiter(&other, "name").await;
-    let listener = table.listeners(&mut operator, 0).await;
-    assert_ne!(listener, 0, "nobody listens");
+    let listener = table.listener(&mut operator, 0).await;
     operator.run(format!("select pg_terminate_backend({listener})")).await;
     guard.release().await.unwrap();
     drop(within(ABOUT_THE_POLL, "a waiter whose listener is gone", waiting).await.unwrap().unwrap());
-    until("another listens", async || table.listeners(&mut operator, listener).await != 0).await;
+    table.listener(&mut operator, listener).await;
+    is_told(&locks, &other).await;
 }
 
-/// A connection that the network has swallowed tells nothing, not even that; the waiter looks by itself.
+/// A connection that the network has swallowed tells nothing, not even that; the waiter looks by itself, and those after
+/// it are told again.
 pub async fn a_silenced_listener_delays_no_longer_than_the_poll(kind: &Kind) {
     let table = Table::new(kind);
     let proxy = Proxy::to(kind.shared().port()).unwrap();
     let behind = table.url.replace(&format!(":{}/", kind.shared().port()), &format!(":{}/", proxy.port()));
-    let (locks, other) = (connect(&table.url).await, connect(&behind).await);
+    let (locks, other) = (connect(&table.of_another(kind)).await, connect(&behind).await);
     let guard = free_for(&locks, "name", "").await;
+    let mut operator = Raw::to(&kind.shared().url()).await;
+    let listener = table.listener(&mut operator, 0).await;
     // Only the listener gets to hear something while replies are lost, and is lost with it.
     proxy.lose_replies();
-    Raw::to(&kind.shared().url()).await.run(format!("select pg_notify('{}', 'nothing')", table.name)).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    operator.run(format!("select pg_notify('{}', 'nothing')", table.name)).await;
+    sleep(Duration::from_millis(300)).await;
     proxy.pass();
     let waiting = waiter(&other, "name").await;
     guard.release().await.unwrap();
     drop(within(ABOUT_THE_POLL, "a waiter whose listener is silent", waiting).await.unwrap().unwrap());
+    table.listener(&mut operator, listener).await;
+    is_told(&locks, &other).await;
 }

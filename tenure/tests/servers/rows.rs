@@ -1,14 +1,13 @@
 //! Rows that somebody else has locked: a backup, an administrator, a transaction that was forgotten.
 
 use std::future::IntoFuture as _;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tenure::store::url::store_at;
-use tenure::store::{Claim, Ended, Outcome, Renewal, Renewed, Store};
-use tenure::{Error, EventKind, LeaseId, Name, Token, Ttl};
+use tenure::EventKind;
+use tenure::store::{Outcome, Renewed};
 use tokio::time::sleep;
 
+use super::bare::{Bare, claim_of};
 use super::child::Child;
 use super::kind::Kind;
 use super::support::{
@@ -53,7 +52,7 @@ async fn is_granted_in_full(kind: &Kind, name: &str) {
 
 /// A name whose holder is gone.
 async fn leave_expired(kind: &Kind, name: &str) {
-    let bare = Bare::open(kind).await;
+    let bare = Bare::open(&kind.shared().url()).await;
     let claim = claim_of(name, Duration::from_millis(100));
     bare.grant(std::slice::from_ref(&claim)).await;
     let locks = connect(&kind.shared().url()).await;
@@ -64,7 +63,7 @@ async fn leave_expired(kind: &Kind, name: &str) {
 
 /// Claims, renewals and releases of the other names are answered while the row is locked; its own entry says so.
 pub async fn a_locked_row_delays_none_of_its_batch(kind: &Kind) {
-    let bare = Bare::open(kind).await;
+    let bare = Bare::open(&kind.shared().url()).await;
     let prefix = unique("batch");
     let claims: Vec<_> = (0..BATCH).map(|number| claim_of(&format!("{prefix}/{number:02}"), LONG)).collect();
     let tokens = bare.grant(&claims).await;
@@ -147,63 +146,4 @@ async fn leaves_nothing(kind: &Kind, mut foreign: Raw, name: &str) {
     sleep(locks.about().statement_limit + SECOND).await;
     foreign.run("rollback").await;
     frees(&locks, name, "after a client that waited for it was killed").await;
-}
-
-/// The store without an engine.
-struct Bare(Arc<dyn Store>);
-
-impl Bare {
-    async fn open(kind: &Kind) -> Self {
-        let store = store_at(&kind.shared().url()).unwrap();
-        soon("opening", store.open()).await.unwrap();
-        Self(store)
-    }
-
-    async fn claim(&self, claims: &[Claim]) -> Vec<Result<Outcome, Error>> {
-        soon("claims", self.0.claim(claims)).await.unwrap()
-    }
-
-    /// Claims what must be free.
-    async fn grant(&self, claims: &[Claim]) -> Vec<Token> {
-        let granted = |outcome| match outcome {
-            Ok(Outcome::Granted(grant)) => grant.token,
-            outcome => panic!("{outcome:?}"),
-        };
-        self.claim(claims).await.into_iter().map(granted).collect()
-    }
-
-    async fn renew(&self, claims: &[Claim], tokens: &[Token]) -> Vec<Result<Renewed, Error>> {
-        let renewal = |(claim, first): (&Claim, &Token)| Renewal {
-            name: claim.name.clone(),
-            lease: claim.lease,
-            first: *first,
-            ttl: claim.ttl,
-            rotate: false,
-        };
-        let renewals: Vec<_> = claims.iter().zip(tokens).map(renewal).collect();
-        soon("renewals", self.0.renew(&renewals)).await.unwrap()
-    }
-
-    async fn release(&self, claims: &[Claim], tokens: &[Token]) -> Vec<Result<bool, Error>> {
-        let end = |(claim, first): (&Claim, &Token)| Ended {
-            name: claim.name.clone(),
-            lease: claim.lease,
-            first: Some(*first),
-            evicted_by: None,
-        };
-        let ends: Vec<_> = claims.iter().zip(tokens).map(end).collect();
-        soon("releases", self.0.release(&ends)).await.unwrap()
-    }
-}
-
-fn claim_of(name: &str, ttl: Duration) -> Claim {
-    Claim {
-        name: Name::new(name).unwrap(),
-        lease: LeaseId::random(),
-        owner: "servers".into(),
-        ttl: Ttl::new(ttl).unwrap(),
-        grace: Duration::ZERO,
-        data: None,
-        waits: false,
-    }
 }

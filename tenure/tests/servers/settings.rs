@@ -2,9 +2,10 @@
 
 use tenure::Locks;
 use tenure::conformance::{History, Verdict};
-use tenure::store::Finding;
+use tenure::store::{Finding, Outcome};
 use tokio::task::JoinSet;
 
+use super::bare::{Bare, claim_of};
 use super::kind::Kind;
 use super::support::{Raw, SECOND, as_user, connect, soon, unique};
 
@@ -38,8 +39,30 @@ pub async fn another_default_isolation_changes_nothing(kind: &Kind) {
         let mut operator = Raw::to(&kind.shared().url()).await;
         operator.run(format!("create role {user} login superuser")).await;
         operator.run(format!("alter role {user} set default_transaction_isolation = '{level}'")).await;
-        contend(&as_user(&kind.shared().url(), &user, "")).await;
+        let url = as_user(&kind.shared().url(), &user, "");
+        contend(&url).await;
+        contend_bare(&url).await;
     }
+}
+
+/// Without an engine, which would try again: a claim that meets another is refused, and doesn't fail.
+async fn contend_bare(url: &str) {
+    let name = unique("contended");
+    let mut tasks = JoinSet::new();
+    for _ in 0..PROCESSES {
+        let (bare, claim) = (Bare::open(url).await, claim_of(&name, 10 * SECOND));
+        tasks.spawn(async move {
+            for _ in 0..4 * ROUNDS {
+                if let Outcome::Granted(grant) = bare.claim(std::slice::from_ref(&claim)).await.remove(0).unwrap() {
+                    // The row may be locked by a claim: then it is refused for now, which is no failure either.
+                    while let Err(error) = bare.release(std::slice::from_ref(&claim), &[grant.token]).await.remove(0) {
+                        assert!(error.to_string().contains("locked"), "{error}");
+                    }
+                }
+            }
+        });
+    }
+    soon("all have asked", tasks.join_all()).await;
 }
 
 /// Several processes want one name, again and again: no two have it at a time, and all of them get it.
