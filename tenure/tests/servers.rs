@@ -166,9 +166,8 @@ fn trials(kind: &Arc<Kind>) -> Vec<Trial> {
         let skipped = move || Ok(Completion::ignored_with(missing));
         return vec![Trial::ignorable_test(format!("{}::is_there", kind.name), skipped)];
     }
-    let mut trials: Vec<_> = ON_EVERY_SERVER.iter().chain(kind.own).map(|test| trial(kind, *test)).collect();
-    trials.extend(pooler::promises(kind));
-    trials
+    let pooled = if kind.has_pooler { pooler::promises(kind) } else { Vec::new() };
+    ON_EVERY_SERVER.iter().chain(kind.own).map(|test| trial(kind, *test)).chain(pooled).collect()
 }
 
 fn trial(kind: &Arc<Kind>, test: Test) -> Trial {

@@ -17,6 +17,8 @@ pub struct Kind {
     pub tools: &'static [Tool],
     /// Tests for this kind alone.
     pub own: &'static [Test],
+    /// Whether there is a pooler for it.
+    pub has_pooler: bool,
     /// The setting that allows few connections.
     pub few_connections: (&'static str, &'static str),
     /// The URL's option for a connection whose bytes can be read on the way.
@@ -46,6 +48,7 @@ impl Kind {
             name: "postgres",
             tools: Postgres::TOOLS,
             own: ON_POSTGRES,
+            has_pooler: true,
             few_connections: ("max_connections", "14"),
             in_clear: "sslmode=disable",
             clock: "select (extract(epoch from clock_timestamp()) * 1000000)::bigint",
