@@ -75,6 +75,7 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         lost_replies_are_told_and_recovered_from,
         a_black_hole_is_told_and_recovered_from,
         a_slow_network_loses_nothing,
+        what_arrives_when_the_term_is_over_changes_nothing,
         a_claim_whose_reply_was_lost_is_granted_once,
         an_acquire_dropped_after_its_reply_was_lost_leaves_nothing,
         an_acquire_timed_out_after_its_reply_was_lost_leaves_nothing,
@@ -94,6 +95,7 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         a_dropped_table_is_told_at_once_and_recovered_from,
         rights_on_the_table_are_enough,
         a_role_that_lacks_a_right_is_told_which,
+        a_role_that_may_not_make_the_table_is_told,
     }
     refusals {
         each_refusal_says_what_is_wrong_and_no_password,

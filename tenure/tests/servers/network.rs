@@ -98,6 +98,25 @@ pub async fn a_slow_network_loses_nothing(kind: &Kind) {
     frees(&behind.direct, &behind.name, "after a slow release").await;
 }
 
+/// A network that was split and heals delivers what was sent long ago: renewals of a term that is over, claims that
+/// nobody waits for.
+pub async fn what_arrives_when_the_term_is_over_changes_nothing(kind: &Kind) {
+    let behind = Behind::new(kind).await;
+    let guard = hold(&behind.locks, &behind.name, 2 * SECOND).await;
+    behind.proxy.hold();
+    let asked = tokio::spawn(behind.locks.lock(unique("asked")).ttl(LONG).wait(SECOND).into_future());
+    assert_is_transient(&expired(&guard).await);
+    let next = hold(&behind.direct, &behind.name, 6 * SECOND).await;
+    assert!(soon("an acquire ends", asked).await.unwrap().is_err());
+    behind.proxy.pass();
+    // When this is answered, what was sent before it on other connections has arrived, or is about to.
+    frees(&behind.locks, &unique("after"), "when the network is whole again").await;
+    renewed(&behind.direct, &behind.name).await;
+    assert!(next.is_held() && !guard.is_held());
+    let record = behind.direct.get(&behind.name).await.unwrap().expect("the name is held");
+    assert_eq!(record.token, next.token(), "a late renewal has changed the next term");
+}
+
 /// The claim is made again with the same lease, and is the same term: one holder, one token.
 pub async fn a_claim_whose_reply_was_lost_is_granted_once(kind: &Kind) {
     let behind = Behind::new(kind).await;

@@ -66,6 +66,14 @@ pub async fn a_role_that_lacks_a_right_is_told_which(kind: &Kind) {
     }
 }
 
+/// And what to run instead, by somebody who may.
+pub async fn a_role_that_may_not_make_the_table_is_told(kind: &Kind) {
+    let role = Role::with(kind, &RIGHTS).await;
+    let error = soon("a refusal", tenure::connect(role.url + "_that_is_missing")).await.unwrap_err();
+    assert!(matches!(error, Error::Store { transient: false, .. }), "{error:?}");
+    assert!(error.to_string().contains("`tenure schema`"), "{error}");
+}
+
 /// A user with rights on a table and nothing else.
 struct Role {
     url: String,
