@@ -24,7 +24,7 @@ type Step = fn(Gate) -> Fault;
 /// A store that may carry out a claim for some time after its caller is gone.
 async fn with_statement_limit(subject: &Subject) -> (Locks, Faulty) {
     let limit = Duration::from_millis(500);
-    subject.connect_to(Faulty::new(subject.instance()).with_about(|about| about.statement_limit = limit)).await
+    subject.connect_to(Faulty::new(subject.instance()).with_about(move |about| about.statement_limit = limit)).await
 }
 
 /// An acquire that is dropped leaves the name free, however often it was polled and whatever the store was at.

@@ -62,7 +62,7 @@ pub enum Fault {
 #[derive(Clone, Debug)]
 pub struct Faulty {
     store: Arc<dyn Store>,
-    about: About,
+    about: Changed,
     watched: Arc<watch::Sender<()>>,
     state: Arc<Mutex<State>>,
 }
@@ -86,20 +86,30 @@ struct Lane {
     poisonous: HashSet<Name>,
 }
 
+/// What it says about itself in another way than the store behind, which may know more of itself when it is open.
+#[derive(Clone)]
+struct Changed(Arc<dyn Fn(&mut About) + Send + Sync>);
+
+impl fmt::Debug for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Changed")
+    }
+}
+
 /// A call to the store behind.
 type Work<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 impl Faulty {
     /// Wraps `store`; at first nothing fails.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        let about = store.about();
+        let about = Changed(Arc::new(|_| {}));
         Self { store, about, watched: Arc::new(watch::Sender::new(())), state: Arc::default() }
     }
 
     /// Says something else about itself than the store behind does.
     #[must_use]
-    pub fn with_about(mut self, change: impl FnOnce(&mut About)) -> Self {
-        change(&mut self.about);
+    pub fn with_about(mut self, change: impl Fn(&mut About) + Send + Sync + 'static) -> Self {
+        self.about = Changed(Arc::new(change));
         self
     }
 
@@ -180,14 +190,14 @@ impl Faulty {
 
     fn error(&self, transient: bool, why: &'static str) -> Error {
         let make = if transient { Error::transient } else { Error::permanent };
-        make(self.about.store, why)
+        make(self.store.about().store, why)
     }
 
     /// A call has arrived; it is under way until what this returns is dropped.
     fn arrive(&self, call: Call, names: Vec<Name>) -> (UnderWay, Option<Fault>) {
         let fault = {
             let mut state = self.state();
-            let breaches = state.breaches_of(call, &names, self.about.batch);
+            let breaches = state.breaches_of(call, &names, self.about().batch);
             state.breaches.extend(breaches);
             state.under_way.extend(names.iter().cloned().map(|name| (name, call)));
             state.lanes.entry(call).or_default().take_fault(&names)
@@ -302,7 +312,9 @@ impl fmt::Debug for UnderWay {
 #[async_trait]
 impl Store for Faulty {
     fn about(&self) -> About {
-        self.about.clone()
+        let mut about = self.store.about();
+        (self.about.0)(&mut about);
+        about
     }
 
     async fn open(&self) -> Result<()> {

@@ -8,7 +8,7 @@ use super::{Call, Fault, Faulty, Gate, Subject};
 use crate::locks::Locks;
 
 async fn with_calls(subject: &Subject, calls: usize) -> (Locks, Faulty) {
-    subject.connect_to(Faulty::new(subject.instance()).with_about(|about| about.calls = calls)).await
+    subject.connect_to(Faulty::new(subject.instance()).with_about(move |about| about.calls = calls)).await
 }
 
 /// A claim is not sent while this process's release of the name is under way.
@@ -72,7 +72,7 @@ pub async fn a_release_waits_for_the_renewal_before_it(subject: &Subject) {
 /// While a name is held again, the search for an earlier claim of unknown outcome keeps out of the renewals' way.
 pub async fn a_search_for_an_orphan_waits_for_the_renewal_before_it(subject: &Subject) {
     let limit = Duration::from_millis(300);
-    let faulty = Faulty::new(subject.instance()).with_about(|about| {
+    let faulty = Faulty::new(subject.instance()).with_about(move |about| {
         about.calls = 1;
         about.statement_limit = limit;
     });

@@ -9,14 +9,13 @@ use crate::guard::Guard;
 use crate::lock::Acquire;
 use crate::locks::Locks;
 use crate::record::Name;
-use crate::store::Store;
+use crate::store::About;
 
 /// A waiter in another process has the name soon after its release, long before the term would have run out: by its
 /// polls or, on a store that pushes, by a hint alone.
 pub async fn a_release_wakes_a_waiter(subject: &Subject) {
-    let other = Faulty::new(subject.instance());
-    let poll = if other.about().push { LONG } else { other.about().poll };
-    let (other, faulty) = subject.connect_to(other.with_about(|about| about.poll = poll)).await;
+    let hint_alone = |about: &mut About| about.poll = if about.push { LONG } else { about.poll };
+    let (other, faulty) = subject.connect_to(Faulty::new(subject.instance()).with_about(hint_alone)).await;
     let one = subject.connect().await;
     let name = subject.name();
     let guard = hold(&one, &name).await;

@@ -201,8 +201,8 @@ impl Store for PostgresStore {
     }
 
     async fn open(&self) -> Result<()> {
-        let backend = self.link.open().await?;
-        let listener = Listener::probe(&self.link, &self.table, backend).await?;
+        self.link.open().await?;
+        let listener = Listener::probe(&self.link, &self.table).await?;
         let _ = self.mode.set(Mode { push: listener.is_some() });
         *self.link.listener.lock().await = listener;
         Ok(())

@@ -51,20 +51,26 @@ impl Link {
         }
     }
 
-    /// Opens the first connection and the one for renewals, and makes the table. Returns the first one's backend.
-    pub async fn open(&self) -> Result<i32> {
+    /// Opens the first connection and the one for renewals, and makes the table.
+    pub async fn open(&self) -> Result<()> {
         let mut main = self.main.take(self.connect()).await?;
-        let backend = self.prepare(&mut main.connection).await?;
+        self.prepare(&mut main.connection).await?;
         main.put_back();
         self.renewals.take(self.connect()).await?.put_back();
-        Ok(backend)
+        Ok(())
     }
 
     async fn connect(&self) -> Result<PgConnection> {
-        self.options.connect().await.map_err(|error| self.explain(error))
+        self.options.connect().await.map_err(|error| match error {
+            // So the driver says that a certificate was refused.
+            sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => {
+                self.explain(sqlx::Error::Tls(why.into()))
+            }
+            error => self.explain(error),
+        })
     }
 
-    async fn prepare(&self, connection: &mut PgConnection) -> Result<i32> {
+    async fn prepare(&self, connection: &mut PgConnection) -> Result<()> {
         let explain = |error| self.explain(error);
         let found = sqlx::raw_sql(AssertSqlSafe(self.statements.probe.clone())).fetch_one(&mut *connection).await;
         let found = found.map_err(explain)?;
@@ -75,7 +81,7 @@ impl Link {
             sqlx::raw_sql(AssertSqlSafe(make.clone())).execute(&mut *connection).await.map_err(explain)?;
         }
         sqlx::raw_sql(AssertSqlSafe(self.statements.check.clone())).execute(connection).await.map_err(explain)?;
-        found.try_get("backend").map_err(explain)
+        Ok(())
     }
 
     /// Refuses a server that is too old, or a role that may not write.
@@ -103,9 +109,17 @@ impl Link {
         self.in_transactions.store(true, Ordering::Relaxed);
     }
 
+    /// The server's process for the first connection.
+    pub async fn backend(&self) -> Result<i32> {
+        let mut main = self.main.take(self.connect()).await?;
+        let backend = backend_of(&mut main.connection).await.map_err(|error| self.explain(error))?;
+        main.put_back();
+        Ok(backend)
+    }
+
     /// Sends a notification, in a way that works through a pooler too.
-    pub async fn notify(&self, word: &str) -> Result<()> {
-        let notify = statement(&self.statements.notify).bind(word);
+    pub async fn notify(&self, channel: &str) -> Result<()> {
+        let notify = statement(&self.statements.notify).bind(channel);
         let mut taken = self.main.take(self.connect()).await?;
         fetch_in_transaction(&mut taken.connection, notify).await.map_err(|error| self.explain(error))?;
         taken.put_back();
@@ -194,6 +208,11 @@ enum Failed {
     Connect(Error),
     Refused(sqlx::Error),
     Broken(sqlx::Error),
+}
+
+/// The server's process for a connection.
+pub(super) async fn backend_of<'e>(connection: impl sqlx::PgExecutor<'e>) -> sqlx::Result<i32> {
+    sqlx::raw_sql("select pg_backend_pid()").fetch_one(connection).await?.try_get(0)
 }
 
 async fn fetch_in_transaction(connection: &mut PgConnection, query: Statement<'_>) -> sqlx::Result<Vec<PgRow>> {

@@ -3,20 +3,23 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sqlx::Executor as _;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{Executor as _, Row as _};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Table;
-use super::link::Link;
+use super::link::{Link, backend_of};
 use crate::error::Result;
 use crate::record::{LeaseId, Name};
 use crate::store::{Change, Changes};
 
 /// A notification to ourselves arrives within this time, or never. Only a pooler makes anybody wait for it.
 const PROBE_LIMIT: Duration = Duration::from_millis(300);
+
+/// How often both connections are asked which process of the server they have: other users of a pooler may be in between.
+const POOLER_LOOKS: usize = 3;
 
 /// A connection that has been silent for this long is asked whether it is still there: nothing else would tell that a
 /// network has swallowed it.
@@ -36,54 +39,37 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens, and sees whether it hears: a pooler accepts LISTEN, and gives the server connection to others.
-    /// `backend` is the server's process for the connection that the link has.
-    pub async fn probe(link: &Link, table: &Table, backend: i32) -> Result<Option<Self>> {
-        let mut probed = Self {
-            listener: None,
-            options: link.options.clone(),
-            channel: table.name.as_str().into(),
-            heard: Instant::now(),
-        };
-        probed.connect().await.map_err(|error| link.explain(error))?;
-        let heard = probed.hears(link, backend).await?;
-        if !heard {
+    /// Listens, if that is of use: a pooler accepts LISTEN, and gives the server's connection, with all that it will
+    /// hear, to others.
+    pub async fn probe(link: &Link, table: &Table) -> Result<Option<Self>> {
+        let (options, channel) = (link.options.clone(), table.name.as_str().to_owned());
+        let mut probed = Self { listener: None, options, channel, heard: Instant::now() };
+        let mut listener = probed.open().await.map_err(|error| link.explain(error))?;
+        if is_pooled(link, &mut listener).await? || !hears(link, &mut listener).await? {
             link.use_transactions();
+            return Ok(None);
         }
-        Ok(heard.then_some(probed))
+        probed.listen_on(listener).await.map_err(|error| link.explain(error))?;
+        Ok(Some(probed))
     }
 
     async fn connect(&mut self) -> sqlx::Result<()> {
+        let listener = self.open().await?;
+        self.listen_on(listener).await
+    }
+
+    async fn open(&self) -> sqlx::Result<PgListener> {
         // The listener wants a pool; it gets one for itself.
         let pool = PgPoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
         let pool = pool.acquire_timeout(PING_LIMIT).connect_lazy_with(self.options.clone());
-        let mut listener = PgListener::connect_with(&pool).await?;
+        PgListener::connect_with(&pool).await
+    }
+
+    async fn listen_on(&mut self, mut listener: PgListener) -> sqlx::Result<()> {
         listener.listen(&self.channel).await?;
         self.listener = Some(listener);
         self.heard = Instant::now();
         Ok(())
-    }
-
-    async fn hears(&mut self, link: &Link, backend: i32) -> Result<bool> {
-        let Some(listener) = &mut self.listener else { return Ok(false) };
-        let row = sqlx::raw_sql("select pg_backend_pid()").fetch_one(&mut *listener).await;
-        let pid: i32 = row.and_then(|row| row.try_get(0)).map_err(|error| link.explain(error))?;
-        if pid == backend {
-            // Two connections, one server process: there is a pooler in between.
-            return Ok(false);
-        }
-        // Not a name: those who wait for names ignore it.
-        let word = format!("\u{1}{}", LeaseId::random());
-        link.notify(&word).await?;
-        let heard = async {
-            while let Ok(heard) = listener.try_recv().await {
-                if heard.is_some_and(|heard| heard.payload() == word) {
-                    return true;
-                }
-            }
-            false
-        };
-        Ok(timeout(PROBE_LIMIT, heard).await.unwrap_or(false))
     }
 
     /// The changes: what is heard, and what is to be looked at `again`.
@@ -115,6 +101,31 @@ impl Listener {
             }
         }
     }
+}
+
+/// Whether a pooler gives each transaction another connection: then a process of the server serves both of ours, or one
+/// of ours has several. Found out without LISTEN, which would stay behind at a connection that others get.
+async fn is_pooled(link: &Link, listener: &mut PgListener) -> Result<bool> {
+    let mut seen = None;
+    for _ in 0..POOLER_LOOKS {
+        let theirs = link.backend().await?;
+        let ours = backend_of(&mut *listener).await.map_err(|error| link.explain(error))?;
+        if theirs == ours || *seen.get_or_insert((theirs, ours)) != (theirs, ours) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a notification arrives: sent on a channel of its own, so that nobody else ever hears of it.
+async fn hears(link: &Link, listener: &mut PgListener) -> Result<bool> {
+    let channel = format!("tenure_probe_{}", LeaseId::random());
+    listener.listen(&channel).await.map_err(|error| link.explain(error))?;
+    link.notify(&channel).await?;
+    let heard = async { matches!(listener.try_recv().await, Ok(Some(_))) };
+    let heard = timeout(PROBE_LIMIT, heard).await.unwrap_or(false);
+    listener.unlisten(&channel).await.map_err(|error| link.explain(error))?;
+    Ok(heard)
 }
 
 async fn is_there(listener: &mut PgListener) -> bool {

@@ -55,8 +55,7 @@ select current_setting('server_version_num')::int as version,
        to_regclass('{table}') is not null as made,
        {schema_made} as schema_made,
        array(select right_to from unnest(array['select', 'insert', 'update', 'delete']) as right_to
-             where not has_table_privilege(to_regclass('{table}'), right_to)) as missing_rights,
-       pg_backend_pid() as backend";
+             where not has_table_privilege(to_regclass('{table}'), right_to)) as missing_rights";
 
 /// Fails if the table is another's.
 const CHECK: &str = "
@@ -216,7 +215,7 @@ from {table}";
 /// what it was when the transaction began.
 const HOLD: &str = "select 1 from {table} where name = $1 for key share";
 
-const NOTIFY: &str = "select pg_notify('{channel}', $1)";
+const NOTIFY: &str = "select pg_notify($1, '')";
 
 /// A statement with what is bound to it.
 pub(super) type Statement<'a> = Query<'a, Postgres, PgArguments>;

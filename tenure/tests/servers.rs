@@ -1,0 +1,181 @@
+//! What only real servers can show: they are killed, paused, filled up and cut off, and their rows are locked by others.
+//!
+//! Each test runs on every kind of server: one entry in `kinds`. A kind whose tools are missing is skipped, visibly; if
+//! `TENURE_TEST_REQUIRE` lists it, that is a failure.
+
+#![allow(clippy::unwrap_used)]
+
+use std::pin::Pin;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Completion, Trial};
+use xtask::tools;
+
+#[path = "servers/bare.rs"]
+mod bare;
+#[path = "servers/child.rs"]
+mod child;
+#[path = "servers/crowds.rs"]
+mod crowds;
+#[path = "servers/kind.rs"]
+mod kind;
+#[path = "servers/network.rs"]
+mod network;
+#[path = "servers/outages.rs"]
+mod outages;
+#[path = "servers/refusals.rs"]
+mod refusals;
+#[path = "servers/rows.rs"]
+mod rows;
+#[path = "servers/support.rs"]
+mod support;
+#[path = "servers/tables.rs"]
+mod tables;
+#[path = "servers/terms.rs"]
+mod terms;
+
+#[path = "servers/pooler.rs"]
+mod pooler;
+#[path = "servers/push.rs"]
+mod push;
+#[path = "servers/settings.rs"]
+mod settings;
+#[path = "servers/transactions.rs"]
+mod transactions;
+
+use kind::Kind;
+
+/// Tests mostly wait: more of them at once than there are processors.
+const THREADS: usize = 12;
+
+/// A test, on one kind of server.
+#[derive(Clone, Copy)]
+struct Test {
+    name: &'static str,
+    run: for<'a> fn(&'a Kind) -> Pin<Box<dyn Future<Output = ()> + 'a>>,
+}
+
+macro_rules! tests {
+    ($($module:ident { $($test:ident),+ $(,)? })+) => {
+        &[$($(Test { name: stringify!($test), run: |kind| Box::pin($module::$test(kind)) }),+),+]
+    };
+}
+
+const ON_EVERY_SERVER: &[Test] = tests! {
+    outages {
+        a_crash_shorter_than_the_term_loses_nothing,
+        a_server_down_for_longer_than_the_term_is_told_with_its_error,
+        a_server_paused_for_longer_than_the_term_is_told,
+        a_server_without_free_connections_loses_nothing,
+    }
+    network {
+        a_silent_cut_shorter_than_the_term_loses_nothing,
+        lost_requests_are_told_and_recovered_from,
+        lost_replies_are_told_and_recovered_from,
+        a_black_hole_is_told_and_recovered_from,
+        a_slow_network_loses_nothing,
+        what_arrives_when_the_term_is_over_changes_nothing,
+        a_claim_whose_reply_was_lost_is_granted_once,
+        an_acquire_dropped_after_its_reply_was_lost_leaves_nothing,
+        an_acquire_timed_out_after_its_reply_was_lost_leaves_nothing,
+    }
+    rows {
+        a_name_whose_row_was_locked_gets_its_full_term,
+        a_locked_row_delays_none_of_its_batch,
+        a_held_name_whose_row_is_locked_for_a_while_is_kept,
+        a_claim_whose_client_was_killed_at_a_locked_row_leaves_nothing,
+        a_claim_whose_client_was_killed_at_a_new_row_leaves_nothing,
+    }
+    crowds {
+        sixteen_processes_exclude_each_other_and_all_get_their_turn,
+        many_that_start_at_once_make_the_table_together,
+    }
+    tables {
+        a_dropped_table_is_told_at_once_and_recovered_from,
+        rights_on_the_table_are_enough,
+        a_role_that_lacks_a_right_is_told_which,
+        a_role_that_may_not_make_the_table_is_told,
+    }
+    refusals {
+        each_refusal_says_what_is_wrong_and_no_password,
+        a_server_that_never_answers_is_told,
+    }
+    terms {
+        rotation_raises_the_token_once_a_period,
+    }
+};
+
+const ON_POSTGRES: &[Test] = tests! {
+    terms {
+        heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
+    }
+    crowds {
+        many_that_start_at_once_make_the_schema_together,
+    }
+    refusals {
+        a_refused_certificate_is_told,
+    }
+    push {
+        only_a_contended_release_notifies,
+        a_release_wakes_a_waiter_sooner_than_its_poll,
+        a_terminated_listener_comes_back,
+        a_silenced_listener_delays_no_longer_than_the_poll,
+    }
+    pooler {
+        a_pooler_is_found_out_and_names_are_held_through_it,
+        contention_through_a_pooler_has_no_overlap,
+        a_pooler_without_tls_is_told,
+    }
+    transactions {
+        a_takeover_waits_for_the_holders_commit,
+        an_expired_name_waits_for_the_holders_commit,
+        a_transaction_may_be_longer_than_the_term,
+        every_isolation_level_will_do,
+        a_term_that_is_over_is_told,
+        guards_and_transactions_that_do_not_match_are_refused,
+    }
+    settings {
+        a_server_that_may_forget_grants_is_told,
+        a_usual_server_weakens_nothing,
+        another_default_isolation_changes_nothing,
+    }
+};
+
+/// All of them.
+fn kinds() -> [Arc<Kind>; 1] {
+    [Arc::new(Kind::postgres())]
+}
+
+fn main() -> ExitCode {
+    // A child is over when this `main` is, and with it what it holds.
+    let child = tenure::conformance::child_role(|url| tenure::connect(url));
+    if child.is_some() || child::play() {
+        return ExitCode::SUCCESS;
+    }
+    sqlx::any::install_default_drivers();
+    let kinds = kinds();
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let trials = kinds.iter().flat_map(trials).collect();
+    // The shared servers stop when `kinds` goes, after the last test.
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trials(kind: &Arc<Kind>) -> Vec<Trial> {
+    if tools::skip(kind.name, kind.tools) {
+        let missing = format!("missing: {:?}", tools::missing(kind.tools));
+        let skipped = move || Ok(Completion::ignored_with(missing));
+        return vec![Trial::ignorable_test(format!("{}::is_there", kind.name), skipped)];
+    }
+    let pooled = if kind.has_pooler { pooler::promises(kind) } else { Vec::new() };
+    ON_EVERY_SERVER.iter().chain(kind.own).map(|test| trial(kind, *test)).chain(pooled).collect()
+}
+
+fn trial(kind: &Arc<Kind>, test: Test) -> Trial {
+    let kind = kind.clone();
+    Trial::test(format!("{}::{}", kind.name, test.name), move || {
+        support::run(test.name, (test.run)(&kind));
+        Ok(())
+    })
+}

@@ -1,0 +1,112 @@
+//! The kinds of servers, and the SQL in which they differ.
+
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use xtask::services::{PgBouncer, Postgres, Server};
+use xtask::tools::Tool;
+
+use super::{ON_POSTGRES, Test};
+
+/// A kind of server, with one that all tests share which don't disturb each other.
+pub struct Kind {
+    /// As `TENURE_TEST_REQUIRE` lists it.
+    pub name: &'static str,
+    /// What it needs on the machine.
+    pub tools: &'static [Tool],
+    /// Tests for this kind alone.
+    pub own: &'static [Test],
+    /// Whether there is a pooler for it.
+    pub has_pooler: bool,
+    /// The setting that allows few connections.
+    pub few_connections: (&'static str, &'static str),
+    /// The URL's option for a connection whose bytes can be read on the way.
+    pub in_clear: &'static str,
+    /// The server's clock, in microseconds since 1970.
+    pub clock: &'static str,
+    /// Inserts the row of a free name into a table.
+    pub insert: fn(table: &str, name: &str) -> String,
+    /// Makes a user with a password, who may connect and nothing else.
+    pub make_user: fn(user: &str, password: &str) -> String,
+    /// Gives a user a right on a table.
+    pub grant: fn(right: &str, table: &str, user: &str) -> String,
+    start: fn(&[(&str, &str)]) -> Running,
+    /// Before the server that it is in front of.
+    pooler: OnceLock<PgBouncer>,
+    shared: OnceLock<Running>,
+}
+
+/// A server that runs until it is dropped.
+pub enum Running {
+    Postgres(Postgres),
+}
+
+impl Kind {
+    pub fn postgres() -> Self {
+        Self {
+            name: "postgres",
+            tools: Postgres::TOOLS,
+            own: ON_POSTGRES,
+            has_pooler: true,
+            few_connections: ("max_connections", "14"),
+            in_clear: "sslmode=disable",
+            clock: "select (extract(epoch from clock_timestamp()) * 1000000)::bigint",
+            insert: |table, name| {
+                format!(
+                    "insert into {table} (name, token, acquired, renewed, expires, first, grace) \
+                     values ('{name}', 1, now(), now(), now(), 1, interval '0')"
+                )
+            },
+            make_user: |user, password| {
+                format!("create role {user} login password '{password}' in role needs_password")
+            },
+            grant: |right, table, user| format!("grant {right} on {table} to {user}"),
+            start: |settings| Running::Postgres(Postgres::start_with(settings).unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+        }
+    }
+
+    /// A server for tests that don't disturb each other.
+    pub fn shared(&self) -> &Running {
+        self.shared.get_or_init(|| self.start())
+    }
+
+    /// A server of the test's own.
+    pub fn start(&self) -> Running {
+        self.start_with(&[])
+    }
+
+    pub fn start_with(&self, settings: &[(&str, &str)]) -> Running {
+        (self.start)(settings)
+    }
+
+    /// A pooler in front of the shared server, with fewer connections than tests.
+    pub fn pooler(&self) -> &PgBouncer {
+        let start = || PgBouncer::start_with(self.shared().postgres(), &[("default_pool_size", "8")]);
+        self.pooler.get_or_init(|| start().unwrap())
+    }
+}
+
+impl Running {
+    pub fn postgres(&self) -> &Postgres {
+        match self {
+            Self::Postgres(postgres) => postgres,
+        }
+    }
+
+    pub fn ca_file(&self) -> &Path {
+        self.postgres().ca_file()
+    }
+}
+
+impl Deref for Running {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        match self {
+            Self::Postgres(postgres) => postgres,
+        }
+    }
+}
