@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgDatabaseError, PgRow, PgSeverity};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use tokio::sync::Mutex;
 
@@ -147,7 +147,8 @@ impl Link {
 
     async fn fetch(&self, lane: &Lane<PgConnection>, query: Statement<'_>) -> Result<Vec<PgRow>, Failed> {
         let mut taken: Taken<'_, PgConnection> = lane.take(self.connect()).await.map_err(Failed::Connect)?;
-        let fetched = match self.in_transactions.load(Ordering::Relaxed) {
+        let in_transaction = self.in_transactions.load(Ordering::Relaxed);
+        let fetched = match in_transaction {
             true => fetch_in_transaction(&mut taken.connection, query).await,
             false => query.fetch_all(&mut taken.connection).await,
         };
@@ -156,7 +157,13 @@ impl Link {
                 taken.put_back();
                 Ok(rows)
             }
-            Err(error @ sqlx::Error::Database(_)) => Err(Failed::Refused(error)),
+            Err(error @ sqlx::Error::Database(_)) => {
+                // There may be no room on the server for another.
+                if !in_transaction && !is_fatal(&error) {
+                    taken.put_back();
+                }
+                Err(Failed::Refused(error))
+            }
             Err(error) => {
                 lane.clear();
                 Err(Failed::Broken(error))
@@ -234,6 +241,12 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// A prepared statement that isn't there, or is there already: a pooler is in between.
 const POOLED: &[&str] = &["26000", "42P05"];
+
+/// Whether the server has ended the connection with it.
+fn is_fatal(error: &sqlx::Error) -> bool {
+    let said = error.as_database_error().and_then(|said| said.try_downcast_ref::<PgDatabaseError>());
+    said.is_none_or(|said| said.severity() != PgSeverity::Error)
+}
 
 fn code(error: &sqlx::Error) -> Option<Arc<str>> {
     error.as_database_error()?.code().map(|code| code.into())
