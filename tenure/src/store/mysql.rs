@@ -9,7 +9,7 @@ use sqlx::Row as _;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlRow};
 
 use self::link::{Link, raw};
-use self::statements::{PRUNE_ROUND, Statements, statement};
+use self::statements::{PRUNE_ROUND, statement};
 use super::entries::{ClaimEntry, EndedEntry, RenewalEntry, json};
 use super::seen::{Found, Seen, micros, unreadable};
 use super::url::{Identifier, StoreUrl};
@@ -109,7 +109,7 @@ impl MySqlStore {
     }
 
     fn in_table(options: MySqlConnectOptions, table: Table) -> Self {
-        Self { link: Link::new(options, Statements::new(&table)), table }
+        Self { link: Link::new(options, &table), table }
     }
 
     pub(super) fn from_url(url: &StoreUrl) -> Result<Arc<dyn Store>> {

@@ -19,7 +19,7 @@ pub(super) fn findings(rows: &[MySqlRow]) -> Result<Vec<Finding>> {
     );
     let some = [binlog(&facts), writes(&facts), galera(&facts)];
     let mut findings = vec![
-        fine("version", format!("{} ({})", facts.text("version"), facts.text("version_comment"))),
+        version(facts.text("version")),
         fine("rights", "select, insert, update and delete are granted".into()),
         commits(&facts),
     ];
@@ -49,6 +49,11 @@ impl Facts {
     fn is_on(&self, fact: &str) -> bool {
         matches!(self.text(fact), "ON" | "1")
     }
+}
+
+fn version(version: &str) -> Finding {
+    let kind = if version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
+    fine("version", format!("{kind} {}", version.replace("-MariaDB", "")))
 }
 
 fn commits(facts: &Facts) -> Finding {

@@ -7,9 +7,10 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySq
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 
 use super::statements::{ENTRIES, IDLE, SETUP, Statement, Statements};
-use super::{CALLS, STORE};
+use super::{CALLS, STORE, Table};
 use crate::error::{Error, Result};
 use crate::store::lanes::Lane;
+use crate::store::url::Identifier;
 
 /// The first versions with `skip locked` and `json_table`.
 const OLDEST_MYSQL: (u32, u32, u32) = (8, 0, 4);
@@ -31,7 +32,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub fn new(options: MySqlConnectOptions, statements: Statements) -> Self {
+    pub fn new(options: MySqlConnectOptions, table: &Table) -> Self {
         // The session is set up by ours alone, and statements are not for the application's log.
         let options = options
             .set_names(false)
@@ -40,9 +41,9 @@ impl Link {
             .no_engine_substitution(false)
             .disable_statement_logging();
         Self {
-            place: place(&options),
+            place: place(&options, table),
             options,
-            statements,
+            statements: Statements::new(table),
             main: Lane::new(2 * CALLS),
             renewals: Lane::new(1),
             room: AtomicUsize::new(usize::MAX),
@@ -86,12 +87,12 @@ impl Link {
     /// Makes the table if it is missing. It is looked for by using it: that needs no other right than those to use it.
     async fn check_table(&self, connection: &mut MySqlConnection) -> Result<()> {
         let explain = |error| self.explain(error);
-        match raw(&self.statements.check).execute(&mut *connection).await {
-            Err(error) if number(&error) == Some(NO_TABLE) => {
-                raw(&self.statements.make).execute(&mut *connection).await.map_err(explain)?;
-                raw(&self.statements.check).execute(&mut *connection).await.map_err(explain)?;
-            }
-            checked => drop(checked.map_err(explain)?),
+        let checked = raw(&self.statements.check).execute(&mut *connection).await;
+        if checked.as_ref().is_err_and(|error| number(error) == Some(NO_TABLE)) {
+            raw(&self.statements.make).execute(&mut *connection).await.map_err(explain)?;
+            raw(&self.statements.check).execute(&mut *connection).await.map_err(explain)?;
+        } else {
+            checked.map_err(explain)?;
         }
         match raw(&self.statements.kind).fetch_optional(connection).await.map_err(explain)? {
             Some(row) => self.check_kind(&row),
@@ -246,8 +247,9 @@ pub(super) fn raw(text: &Arc<str>) -> sqlx::RawSql {
     sqlx::raw_sql(AssertSqlSafe(text.clone()))
 }
 
-fn place(options: &MySqlConnectOptions) -> String {
-    let database = options.get_database().unwrap_or_default();
+fn place(options: &MySqlConnectOptions, table: &Table) -> String {
+    let schema = table.schema.as_ref().map(Identifier::as_str);
+    let database = schema.or(options.get_database()).unwrap_or_default();
     match options.get_socket() {
         Some(socket) => format!("{}/{database}", socket.display()),
         None => format!("{}:{}/{database}", options.get_host(), options.get_port()),

@@ -234,9 +234,8 @@ const UNUSED: &str = "held.expires + interval held.grace microsecond <= sysdate(
 
 /// What the server says of itself, each fact with its name. Servers differ in what they know.
 const EXAMINE: &str = "
-show variables where variable_name in ('version', 'version_comment', 'innodb_flush_log_at_trx_commit', 'sync_binlog',
-  'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'max_connections', 'max_allowed_packet',
-  'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled');
+show variables where variable_name in ('version', 'innodb_flush_log_at_trx_commit', 'sync_binlog',
+  'log_bin', 'binlog_format', 'read_only', 'super_read_only', 'wsrep_on', 'max_connections');
 show global status where variable_name in ('Threads_connected', 'Rpl_semi_sync_master_clients',
   'Rpl_semi_sync_source_clients', 'Slaves_connected');
 select 'sees_all', cast(count(*) as char) from information_schema.user_privileges where privilege_type = 'PROCESS';
