@@ -244,15 +244,28 @@ impl Answer {
 /// What has become of each of `count` entries; a name without a row has been forgotten, or is just being made.
 fn answers(rows: &[MySqlRow], count: usize) -> Result<Vec<Answer>> {
     let mut answers: Vec<_> = (0..count).map(|_| Answer::Found(Found::Other(None))).collect();
-    for row in rows {
-        let (token, json): (Option<i64>, Option<&str>) = (get(row, 1)?, get(row, 2)?);
-        answers[entry(get(row, 0)?)?] = match (token, json) {
-            (Some(token), _) => Answer::Found(Found::Ours(Grant::new(Token(token.cast_unsigned())))),
-            (None, Some(json)) => Answer::Found(Found::Other(Some(Box::new(seen(json)?)))),
-            (None, None) => Answer::Locked,
-        };
+    let (done, left) = rows.split_first().ok_or_else(|| unreadable(STORE, "no answer"))?;
+    for (entry, token) in tokens(get(done, 0)?)? {
+        answers[entry] = Answer::Found(Found::Ours(Grant::new(token)));
+    }
+    for row in left {
+        let json: Option<&str> = get(row, 1)?;
+        let seen = json.map(seen).transpose()?;
+        answers[entry(get(row, 0)?)?] =
+            seen.map_or(Answer::Locked, |seen| Answer::Found(Found::Other(Some(Box::new(seen)))));
     }
     Ok(answers)
+}
+
+/// The entries and tokens in a list of both: `1 1794771390759693,3 1794771390759693`.
+fn tokens(list: Option<&str>) -> Result<Vec<(usize, Token)>> {
+    let pairs = list.into_iter().flat_map(|list| list.split(','));
+    let pair = |pair: &str| {
+        let (number, token) = pair.split_once(' ').unwrap_or((pair, ""));
+        let token = token.parse().map_err(|error| unreadable(STORE, error))?;
+        Ok((entry(number.parse().map_err(|error| unreadable(STORE, error))?)?, Token(token)))
+    };
+    pairs.map(pair).collect()
 }
 
 /// The entries in a list of their numbers.

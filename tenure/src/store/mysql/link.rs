@@ -134,7 +134,7 @@ impl Link {
             // Not transient: the caller tries again with fewer.
             return Err(self.refuse("takes no packet of that size: raise its max_allowed_packet"));
         }
-        let bind = sqlx::query(ENTRIES).bind(entries);
+        let bind = sqlx::query(ENTRIES).bind(entries).bind(i64::try_from(count).unwrap_or(i64::MAX));
         self.fetch(lane, Some(bind), raw(text)).await.map_err(|error| self.failed(error, count))
     }
 

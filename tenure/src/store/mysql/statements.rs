@@ -78,8 +78,8 @@ where t.table_schema = coalesce({schema}, database()) and t.table_name = '{name}
 
 const COLUMNS: &str = "name, owner, data, token, acquired, renewed, expires, lease, first, grace, evicted_lease, evicted_first, evicted_by";
 
-/// Binds the entries of a call.
-pub(super) const ENTRIES: &str = "set @tenure_entries = ?";
+/// Binds the entries of a call, and how many they are.
+pub(super) const ENTRIES: &str = "set @tenure_entries = ?, @tenure_count = ?";
 
 /// The row of each entry's name, by its primary key.
 const HELD: &str = "straight_join {table} as held force index (primary) on held.name = entries.name";
@@ -96,7 +96,8 @@ const SEEN: &str = "cast(json_array(convert(held.name using utf8mb4), held.owner
 /// others are locked and granted in a transaction. The marks of an eviction are left alone: they outlive the
 /// next claim.
 ///
-/// What was granted is judged by the rows: they carry the lease, and were written since the call began. The lease alone
+/// Answers with one row of numbers and tokens, and then with the rows of those that were refused, if there are any. What was
+/// granted is judged by the rows: they carry the lease, and were written since the call began. The lease alone
 /// would not do: if a claim is a retry and its row is locked, the row still has the term that began earlier.
 const CLAIM: &str = "
 set transaction isolation level read uncommitted;
@@ -132,8 +133,14 @@ on duplicate key update
   lease = values(lease), grace = values(grace), expires = values(expires);
 commit;
 
-select entries.entry, if({granted}, held.token, null), if({granted}, null, {seen})
-from {entries:name lease} as entries {held}";
+select group_concat(if({granted}, concat(entries.entry, ' ', held.token), null)),
+       group_concat(if({granted}, null, entries.entry))
+into @tenure_done, @tenure_left
+from {entries:name lease} as entries {held};
+select cast(@tenure_done as char);
+select entries.entry, {seen}
+from {entries-if @tenure_left:name} as entries {held}
+where find_in_set(entries.entry, @tenure_left)";
 
 /// The name is free, or the asker's own, or its term is over.
 const OPEN: &str = "(held.lease is null or held.lease = entries.lease
@@ -147,7 +154,7 @@ const GRANTED: &str = "held.lease = entries.lease and held.renewed >= @tenure_be
 /// Begins a transaction with the rows of live terms, as far as nobody else has them locked.
 const LOCK: &str = "
 start transaction;
-select group_concat(entries.entry) into @tenure_mine
+select group_concat(entries.entry), if(count(*) = @tenure_count, null, true) into @tenure_mine, @tenure_left
 from (select * from {entries:name lease first} as entry) as entries {held}
 where {ours} and held.expires > sysdate(6)
 for update skip locked;
@@ -156,7 +163,8 @@ set @tenure_now = sysdate(6);";
 /// The term that an entry means.
 const OURS: &str = "held.lease = entries.lease and held.first = coalesce(entries.first, held.first)";
 
-/// A term that is there and live, but was not renewed just now, is neither kept nor gone: somebody else has its row locked.
+/// Answers as a claim does. A term that is there and live, but was not renewed just now, is neither kept nor gone: somebody
+/// else has its row locked.
 const RENEW: &str = "{lock}
 insert into {table} (name, token, acquired, renewed, expires, first, grace)
 select entries.name, coalesce(entries.rotate, 0), @tenure_now, @tenure_now,
@@ -168,9 +176,16 @@ on duplicate key update
   renewed = values(renewed), expires = values(expires);
 commit;
 
-select entries.entry, if({ours} and held.renewed >= @tenure_now, held.token, null),
-       if({ours} and held.expires > @tenure_now, null, {seen})
-from {entries:name lease first} as entries {held}";
+select group_concat(if({kept}, concat(entries.entry, ' ', held.token), null)),
+       group_concat(if({kept}, null, entries.entry))
+into @tenure_done, @tenure_left
+from {entries:name lease first} as entries {held};
+select cast(@tenure_done as char);
+select entries.entry, if({ours} and held.expires > @tenure_now, null, {seen})
+from {entries-if @tenure_left:name lease first} as entries {held}
+where find_in_set(entries.entry, @tenure_left)";
+
+const KEPT: &str = "{ours} and held.renewed >= @tenure_now";
 
 /// Answers with the entries that this call has freed, and those whose rows somebody else has locked.
 const RELEASE: &str = "{lock}
@@ -200,7 +215,7 @@ commit;
 
 const FREED: &str = "
 select cast(@tenure_mine as char), cast(group_concat(entries.entry) as char)
-from {entries:name lease first} as entries {held}
+from {entries-if @tenure_left:name lease first} as entries {held}
 where {ours} and held.expires > @tenure_now";
 
 /// The first two are the ends of one range of the primary key.
@@ -299,6 +314,7 @@ fn fill(sql: &str, table: &Table) -> String {
         ("{open}", OPEN),
         ("{retry}", RETRY),
         ("{granted}", GRANTED),
+        ("{kept}", KEPT),
         ("{ours}", OURS),
         ("{unused}", UNUSED),
         ("{seen}", SEEN),
