@@ -7,6 +7,9 @@
 //! and those that somebody else has locked are skipped; *then* the clock is read, once. Nobody waits for a row; and
 //! as rows that are locked are never waited for with others in hand, there are no deadlocks.
 //!
+//! Lists of entries' numbers tell one statement what another has found; `@tenure_rest` is null if the list has all of them,
+//! and need not be looked through.
+//!
 //! Traps that shaped them, all seen: `now()` is stale after a wait, `sysdate()` is not. MySQL refuses `for update` on a
 //! join with `json_table` itself, hence the derived table. `straight_join` and `force index` keep a plan from turning
 //! to a scan when the table is small or its statistics are old. A joined `update` goes through a temporary table on
@@ -101,8 +104,9 @@ const SEEN: &str = "cast(json_array(convert(held.name using utf8mb4), held.owner
 /// would not do: if a claim is a retry and its row is locked, the row still has the term that began earlier.
 const CLAIM: &str = "
 set transaction isolation level read uncommitted;
-select group_concat(if(held.name is null, entries.entry, null)), group_concat(if(held.name is null, null, entries.entry))
-into @tenure_new, @tenure_open
+select group_concat(if(held.name is null, entries.entry, null)), group_concat(if(held.name is null, null, entries.entry)),
+       if(count(held.name) = @tenure_count, null, true)
+into @tenure_new, @tenure_open, @tenure_rest
 from {entries:name lease} as entries left join {table} as held force index (primary) on held.name = entries.name
 where held.name is null or {open};
 
@@ -115,16 +119,16 @@ where find_in_set(entries.entry, @tenure_new)
 on duplicate key update name = {table}.name;
 
 start transaction;
-select group_concat(entries.entry) into @tenure_mine
+select group_concat(entries.entry), if(count(*) = @tenure_count, null, true) into @tenure_mine, @tenure_rest
 from (select * from {entries-if @tenure_open:name lease} as entry) as entries {held}
-where find_in_set(entries.entry, @tenure_open) and {open}
+where (@tenure_rest is null or find_in_set(entries.entry, @tenure_open)) and {open}
 for update skip locked;
 set @tenure_now = sysdate(6);
 insert into {table} (name, owner, data, token, acquired, renewed, expires, lease, first, grace)
 select entries.name, entries.owner, entries.data, 0, @tenure_now, @tenure_now,
        @tenure_now + interval entries.ttl microsecond, entries.lease, 0, entries.grace
 from {entries-if @tenure_mine:name owner data lease ttl grace} as entries
-where find_in_set(entries.entry, @tenure_mine)
+where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
 on duplicate key update
   first    = if({retry}, {table}.first,    greatest({table}.token + 1, {us:@tenure_now})),
   token    = if({retry}, {table}.token,    greatest({table}.token + 1, {us:@tenure_now})),
@@ -154,7 +158,7 @@ const GRANTED: &str = "held.lease = entries.lease and held.renewed >= @tenure_be
 /// Begins a transaction with the rows of live terms, as far as nobody else has them locked.
 const LOCK: &str = "
 start transaction;
-select group_concat(entries.entry), if(count(*) = @tenure_count, null, true) into @tenure_mine, @tenure_left
+select group_concat(entries.entry), if(count(*) = @tenure_count, null, true) into @tenure_mine, @tenure_rest
 from (select * from {entries:name lease first} as entry) as entries {held}
 where {ours} and held.expires > sysdate(6)
 for update skip locked;
@@ -170,7 +174,7 @@ insert into {table} (name, token, acquired, renewed, expires, first, grace)
 select entries.name, coalesce(entries.rotate, 0), @tenure_now, @tenure_now,
        @tenure_now + interval entries.ttl microsecond, 0, 0
 from {entries-if @tenure_mine:name ttl rotate} as entries
-where find_in_set(entries.entry, @tenure_mine)
+where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
 on duplicate key update
   token = if(values(token), greatest({table}.token + 1, {us:@tenure_now}), {table}.token),
   renewed = values(renewed), expires = values(expires);
@@ -192,7 +196,7 @@ const RELEASE: &str = "{lock}
 insert into {table} (name, token, acquired, renewed, expires, first, grace)
 select entries.name, 0, @tenure_now, @tenure_now, @tenure_now, 0, 0
 from {entries-if @tenure_mine:name} as entries
-where find_in_set(entries.entry, @tenure_mine)
+where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
 on duplicate key update
   lease = null, owner = null, data = null, grace = 0, expires = @tenure_now;
 commit;
@@ -204,7 +208,7 @@ const EVICT: &str = "{lock}
 insert into {table} (name, token, acquired, renewed, expires, first, grace, evicted_by)
 select entries.name, 0, @tenure_now, @tenure_now, @tenure_now, 0, 0, entries.evicted_by
 from {entries-if @tenure_mine:name evicted_by} as entries
-where find_in_set(entries.entry, @tenure_mine)
+where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
 on duplicate key update
   evicted_lease = if(values(evicted_by) is null, {table}.evicted_lease, {table}.lease),
   evicted_first = if(values(evicted_by) is null, {table}.evicted_first, {table}.first),
@@ -215,7 +219,7 @@ commit;
 
 const FREED: &str = "
 select cast(@tenure_mine as char), cast(group_concat(entries.entry) as char)
-from {entries-if @tenure_left:name lease first} as entries {held}
+from {entries-if @tenure_rest:name lease first} as entries {held}
 where {ours} and held.expires > @tenure_now";
 
 /// The first two are the ends of one range of the primary key.
