@@ -16,6 +16,8 @@ mod entries;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod lanes;
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]

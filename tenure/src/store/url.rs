@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use super::Store;
 use super::memory::MemoryStore;
+#[cfg(feature = "mysql")]
+use super::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
 use super::postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
@@ -37,6 +39,12 @@ const KINDS: &[Kind] = &[
         settings: &["schema", "table"],
         make: with_feature!("postgres", PostgresStore::from_url),
     },
+    Kind {
+        scheme: "mysql",
+        also: &["mariadb"],
+        settings: &["schema", "table"],
+        make: with_feature!("mysql", MySqlStore::from_url),
+    },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
@@ -64,6 +72,7 @@ impl Kind {
 /// | `memory:`, `memory:NAME` | this process; the same URL is the same data |
 /// | `sqlite:PATH` | a file on this machine (feature `sqlite`); setting: `tenure.table` |
 /// | `postgres://USER:PASSWORD@HOST:PORT/DATABASE` | a PostgreSQL server (feature `postgres`); settings: `tenure.schema`, `tenure.table` |
+/// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.
@@ -345,6 +354,17 @@ mod tests {
         assert!(store_at("postgresql://host/db?options[search_path]=x&sslmode=require").is_ok());
         assert!(refusal("postgres://host/db?sslmode=often").contains("can't be read"));
         assert!(refusal("postgres://host/db?tenure.schema=a-b").starts_with("tenure.schema \"a-b\" must be"));
+    }
+
+    #[test]
+    #[cfg(feature = "mysql")]
+    fn mysql_is_also_called_mariadb_and_its_sessions_are_not_the_users_to_set() {
+        assert!(store_at("mariadb://me@host/db?ssl-mode=required&tenure.schema=locks").is_ok());
+        for option in ["charset", "collation", "timezone", "time-zone", "sslmod"] {
+            let why = refusal(&format!("mysql://host/db?{option}=x"));
+            assert!(why.contains(&format!("unknown option {option:?}")), "{why}");
+        }
+        assert!(refusal("mysql://host/db?tenure.schema=a-b").starts_with("tenure.schema \"a-b\" must be"));
     }
 
     #[test]
