@@ -149,6 +149,11 @@ impl Faulty {
         }
     }
 
+    /// Whether nothing is in store for the next calls.
+    pub fn is_calm(&self) -> bool {
+        Call::ALL.into_iter().all(|call| self.lane(call, |lane| lane.faults.is_empty() && lane.standing.is_none()))
+    }
+
     /// How many calls of this kind have arrived.
     pub fn calls(&self, call: Call) -> u64 {
         self.lane(call, |lane| lane.calls)

@@ -46,9 +46,6 @@ pub async fn a_pooler_without_tls_is_told(kind: &Kind) {
     assert!(!error.is_transient() && error.to_string().contains("TLS"), "{error:?}");
 }
 
-/// These ask for a rate of grants that a pooler doesn't reach when its connections are broken all the time.
-const TOO_RESTLESS: &[&str] = &["a_name_is_never_in_two_calls_at_once", "a_restless_process_leaves_nothing"];
-
 /// What every store promises, through the pooler.
 pub fn promises(kind: &Arc<Kind>) -> Vec<Trial> {
     if tools::skip(kind.name, PgBouncer::TOOLS) {
@@ -62,7 +59,7 @@ pub fn promises(kind: &Arc<Kind>) -> Vec<Trial> {
             Ok(())
         })
     };
-    PROMISES.iter().filter(|promise| !TOO_RESTLESS.contains(&promise.name)).map(trial).collect()
+    PROMISES.iter().map(trial).collect()
 }
 
 fn subject(url: &str) -> Subject {
