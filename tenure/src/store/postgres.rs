@@ -218,7 +218,7 @@ impl Store for PostgresStore {
             .bind(claims.iter().map(|claim| micros(claim.ttl.get()).cast_signed()).collect::<Vec<_>>())
             .bind(claims.iter().map(|claim| micros(claim.grace).cast_signed()).collect::<Vec<_>>())
             .bind(claims.iter().map(|claim| claim.waits).collect::<Vec<_>>());
-        let answers = answers(&self.link.call(claim, claims.len()).await?, claims.len())?;
+        let answers = answers(&self.link.call(claim, claims.len()).await?, claims, |claim| &claim.name)?;
         let untold = claims.iter().zip(&answers).filter(|(claim, answer)| claim.waits && answer.is_untold());
         self.look_again(untold.map(|(claim, _)| claim.name.clone()).collect());
         Ok(answers.into_iter().map(|answer| answer.found.outcome()).collect())
@@ -231,7 +231,7 @@ impl Store for PostgresStore {
             .bind(terms.iter().map(|term| term.first.0.cast_signed()).collect::<Vec<_>>())
             .bind(terms.iter().map(|term| micros(term.ttl.get()).cast_signed()).collect::<Vec<_>>())
             .bind(terms.iter().map(|term| term.rotate).collect::<Vec<_>>());
-        let answers = answers(&self.link.renew(renew, terms.len()).await?, terms.len())?;
+        let answers = answers(&self.link.renew(renew, terms.len()).await?, terms, |term| &term.name)?;
         let renewed = |(answer, term): (Answer, &Renewal)| match answer.flag {
             true => Err(locked(&term.name)),
             false => answer.found.renewed(term),
@@ -303,16 +303,23 @@ impl Answer {
     }
 }
 
-/// What has become of each of `count` entries; a name without a row has been forgotten, or is just being made.
-fn answers(rows: &[PgRow], count: usize) -> Result<Vec<Answer>> {
-    let mut answers: Vec<_> = (0..count).map(|_| Answer { found: Found::Other(None), flag: false }).collect();
+/// What has become of each of the entries; a name without a row has been forgotten, or is just being made.
+fn answers<E>(rows: &[PgRow], entries: &[E], name: impl Fn(&E) -> &Name) -> Result<Vec<Answer>> {
+    let mut answers: Vec<_> = entries.iter().map(|_| Answer { found: Found::Other(None), flag: false }).collect();
     for row in rows {
-        let token: Option<i64> = get(row, 1)?;
+        let token: Option<i64> = get(row, 2)?;
         let found = match token {
             Some(token) => Found::Ours(Grant::new(Token(token.cast_unsigned()))),
-            None => Found::Other(Some(Box::new(seen(get(row, 2)?)?))),
+            None => Found::Other(Some(Box::new(seen(get(row, 3)?)?))),
         };
-        answers[entry(row)?] = Answer { found, flag: get(row, 3)? };
+        // What was inserted is known by its name alone. Entries come in order of names.
+        let place = match get::<Option<&str>>(row, 1)? {
+            Some(made) => entries.binary_search_by(|entry| name(entry).as_str().cmp(made)).ok(),
+            None => Some(entry(row)?),
+        };
+        if let Some(answer) = place.and_then(|place| answers.get_mut(place)) {
+            *answer = Answer { found, flag: get(row, 4)? };
+        }
     }
     Ok(answers)
 }

@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use tokio::sync::Mutex;
 
 use super::listener::Listener;
-use super::statements::{Statement, Statements, statement};
+use super::statements::{Statement, Statements, TUNE, statement};
 use super::{CALLS, STORE};
 use crate::error::{Error, Result};
 use crate::store::lanes::{Lane, Taken};
@@ -30,6 +30,8 @@ pub(super) struct Link {
     pub listener: Mutex<Option<Listener>>,
     /// Statements are put into transactions.
     in_transactions: AtomicBool,
+    /// Each connection has a session of its own.
+    is_direct: AtomicBool,
 }
 
 impl Link {
@@ -48,6 +50,7 @@ impl Link {
             renewals: Lane::new(1),
             listener: Mutex::default(),
             in_transactions: AtomicBool::new(false),
+            is_direct: AtomicBool::new(false),
         }
     }
 
@@ -61,13 +64,34 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<PgConnection> {
-        self.options.connect().await.map_err(|error| match error {
+        let connected = self.options.connect().await.map_err(|error| match error {
             // So the driver says that a certificate was refused.
             sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => {
                 self.explain(sqlx::Error::Tls(why.into()))
             }
             error => self.explain(error),
-        })
+        });
+        let mut connection = connected?;
+        if self.is_direct.load(Ordering::Relaxed) {
+            self.tune(&mut connection).await?;
+        }
+        Ok(connection)
+    }
+
+    /// No pooler is in between: sessions are ours alone, and may have settings of their own.
+    pub async fn use_sessions(&self) -> Result<()> {
+        for lane in [&self.main, &self.renewals] {
+            let mut taken = lane.take(self.connect()).await?;
+            self.tune(&mut taken.connection).await?;
+            taken.put_back();
+        }
+        self.is_direct.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn tune(&self, connection: &mut PgConnection) -> Result<()> {
+        sqlx::raw_sql(TUNE).execute(connection).await.map_err(|error| self.explain(error))?;
+        Ok(())
     }
 
     async fn prepare(&self, connection: &mut PgConnection) -> Result<()> {

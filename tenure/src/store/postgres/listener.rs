@@ -50,6 +50,7 @@ impl Listener {
             return Ok(None);
         }
         probed.listen_on(listener).await.map_err(|error| link.explain(error))?;
+        link.use_sessions().await?;
         Ok(Some(probed))
     }
 

@@ -4,8 +4,10 @@
 //! same way: the entries are unfolded from arrays; rows that matter are locked, and those that somebody else has locked
 //! are skipped; *then* the clock is read, once. So nobody waits for a lock (but for a name that another session is
 //! inserting at that moment, for `lock_timeout` at the most), a term never begins before its row was locked, and all
-//! parts of a statement agree on what has expired. (The arrays come through a `select`, so that the planner can't see their
-//! length: it would plan anew each time, which takes longer than to carry out.)
+//! parts of a statement agree on what has expired.
+//!
+//! Rows are meant to be found by the primary key, one for each entry, whatever the planner believes of a table that was
+//! empty a minute ago: see [`TUNE`].
 //!
 //! How rows are locked: a claim `for update`, as for a change of the key; renewal and release `for no key update`. A user's
 //! transaction that has the row `for key share` (see `hold_in`) thus lets renewals pass, and holds up the next claim.
@@ -63,6 +65,11 @@ select name, owner, data, token, acquired, renewed, expires, lease, first, grace
        evicted_lease, evicted_first, evicted_by, waited
 from {table} limit 0";
 
+/// For sessions that are ours alone. Left to itself, the planner scans the table while it is small, and goes on to do so
+/// when it has grown; and it would plan each call anew, which takes longer than to carry it out.
+pub(super) const TUNE: &str = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off;
+set plan_cache_mode = force_generic_plan; set jit = off";
+
 /// How long a call waits for a name that another session is inserting.
 const LIMITS: &str = "(select set_config('lock_timeout', '250ms', true)) as limits";
 
@@ -80,19 +87,17 @@ const SEEN: &str = "json_build_array(l.name, l.owner, l.data, l.token, {us:l.acq
 /// with `told` will hear of it. The marks of an eviction are left alone: they outlive the next claim.
 const CLAIM: &str = "
 with claims as materialized (
-  select c.* from {limits}, unnest(
-      (select $1::text[]), (select $2::text[]), (select $3::text[]), (select $4::text[]),
-      (select $5::bigint[]), (select $6::bigint[]), (select $7::bool[]))
+  select c.* from {limits}, unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bool[])
     with ordinality as c(name, lease, owner, data, ttl, grace, waits, entry)
 ), picked as materialized (
-  select c.entry, l.name, l.lease is null or l.lease = c.lease as free, l.expires + l.grace as closed_until
+  select c.*, l.lease is null or l.lease = c.lease as free, l.expires + l.grace as closed_until
   from claims c join {table} l on l.name = c.name
   where l.lease is null or l.lease = c.lease or l.expires + l.grace <= clock_timestamp() or (c.waits and not l.waited)
   for update of l skip locked
 ), {now}, marked as (
   update {table} l set waited = true
-  from picked p, now where l.name = p.name and not p.free and p.closed_until > now.at
-  returning p.entry
+  from picked c, now where l.name = c.name and not c.free and c.closed_until > now.at
+  returning c.entry
 ), taken as (
   update {table} l set
     token    = case when {retry} then l.token    else greatest(l.token + 1, now.micros) end,
@@ -100,9 +105,9 @@ with claims as materialized (
     acquired = case when {retry} then l.acquired else now.at end,
     owner = c.owner, data = c.data, lease = c.lease, grace = c.grace * interval '1 microsecond',
     renewed = now.at, expires = now.at + c.ttl * interval '1 microsecond'
-  from picked p join claims c using (entry), now
-  where l.name = p.name and (p.free or p.closed_until <= now.at)
-  returning p.entry, l.token
+  from picked c, now
+  where l.name = c.name and (c.free or c.closed_until <= now.at)
+  returning c.entry, l.token
 ), made as (
   insert into {table} as l (name, owner, data, token, acquired, renewed, expires, lease, first, grace)
   select c.name, c.owner, c.data, now.micros, now.at, now.at, now.at + c.ttl * interval '1 microsecond',
@@ -112,14 +117,14 @@ with claims as materialized (
   order by c.name
   on conflict do nothing
   returning l.name, l.token
-), granted as (
-  select entry, token from taken union all select c.entry, m.token from made m join claims c using (name)
 )
-select entry, token, null as seen, false as told from granted
+select entry, null as name, token, null as seen, false as told from taken
 union all
-select c.entry, null, {seen}, l.waited or c.entry in (select entry from marked)
+select null, name, token, null, false from made
+union all
+select c.entry, null, null, {seen}, l.waited or c.entry in (select entry from marked)
 from claims c join {table} l on l.name = c.name
-where c.entry not in (select entry from granted)";
+where c.entry not in (select entry from taken)";
 
 /// The lease that holds the name, live, asks again.
 const RETRY: &str = "l.lease = c.lease and l.expires > now.at";
@@ -129,11 +134,10 @@ const LOCKED: &str = "{ours} and l.expires > now.at and t.entry not in (select e
 
 const RENEW: &str = "
 with terms as materialized (
-  select t.* from {limits}, unnest(
-      (select $1::text[]), (select $2::text[]), (select $3::bigint[]), (select $4::bigint[]), (select $5::bool[]))
+  select t.* from {limits}, unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bool[])
     with ordinality as t(name, lease, first, ttl, rotate, entry)
 ), picked as materialized (
-  select t.entry from terms t join {table} l on l.name = t.name
+  select t.* from terms t join {table} l on l.name = t.name
   where {ours}
   for no key update of l skip locked
 ), {now}, kept as (
@@ -141,24 +145,23 @@ with terms as materialized (
     renewed = now.at,
     expires = now.at + t.ttl * interval '1 microsecond',
     token   = case when t.rotate then greatest(l.token + 1, now.micros) else l.token end
-  from picked join terms t using (entry), now
+  from picked t, now
   where l.name = t.name and {ours} and l.expires > now.at
   returning t.entry, l.token
 )
-select entry, token, null as seen, false as locked from kept
+select entry, null as name, token, null as seen, false as locked from kept
 union all
-select t.entry, null, {seen}, {locked}
+select t.entry, null, null, {seen}, {locked}
 from terms t cross join now join {table} l on l.name = t.name
 where t.entry not in (select entry from kept)";
 
 /// The holder's own release, without `evicted_by`, leaves the marks of an earlier eviction alone.
 const RELEASE: &str = "
 with terms as materialized (
-  select t.* from {limits}, unnest(
-      (select $1::text[]), (select $2::text[]), (select $3::bigint[]), (select $4::text[]))
+  select t.* from {limits}, unnest($1::text[], $2::text[], $3::bigint[], $4::text[])
     with ordinality as t(name, lease, first, evicted_by, entry)
 ), picked as materialized (
-  select t.entry, l.waited from terms t join {table} l on l.name = t.name
+  select t.*, l.waited from terms t join {table} l on l.name = t.name
   where {ours}
   for no key update of l skip locked
 ), {now}, freed as (
@@ -167,9 +170,9 @@ with terms as materialized (
     evicted_lease = case when t.evicted_by is null then l.evicted_lease else l.lease end,
     evicted_first = case when t.evicted_by is null then l.evicted_first else l.first end,
     evicted_by    = coalesce(t.evicted_by, l.evicted_by)
-  from picked p join terms t using (entry), now
+  from picked t, now
   where l.name = t.name and {ours} and l.expires > now.at
-  returning t.entry, l.name, p.waited
+  returning t.entry, l.name, t.waited
 ), told as materialized (
   select count(pg_notify('{channel}', name)) from freed where waited
 )
