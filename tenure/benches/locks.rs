@@ -3,10 +3,13 @@
 //! Every figure that is compared with another was measured in the same run, turn about; the median of the rounds
 //! is printed, and their range.
 
+mod measure;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use measure::{Spread, cycles};
 use rustix::time::{ClockId, clock_gettime};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Executor};
@@ -36,7 +39,7 @@ async fn memory() {
     let locks = Locks::on(Arc::new(MemoryStore::new())).await.expect("memory opens");
     let mut rates = Vec::new();
     for _ in 0..ROUNDS {
-        rates.push(cycles(&locks, 2000).await);
+        rates.push(cycles(&locks, TASKS, 2000).await);
     }
     println!("memory: {TASKS} tasks, distinct names: {} cycles/s", Spread(rates));
 }
@@ -48,7 +51,7 @@ async fn sqlite() {
     let mut bare = bare_connection(&folder.path().join("bare.db")).await;
     let (mut batched, mut single) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        batched.push(cycles(&locks, 200).await);
+        batched.push(cycles(&locks, TASKS, 200).await);
         single.push(single_rows(&mut bare, 5000).await);
     }
     let ratios = batched.iter().zip(&single).map(|(batched, single)| batched / single).collect();
@@ -88,24 +91,6 @@ async fn hold(locks: &Locks, count: usize) -> Vec<Guard> {
         guards.push(task.await.expect("no panic").expect("the name is free"));
     }
     guards
-}
-
-/// Cycles a second: each task locks and releases a name of its own, over and over.
-async fn cycles(locks: &Locks, count: usize) -> f64 {
-    let start = Instant::now();
-    let tasks: Vec<_> =
-        (0..TASKS).map(|task| tokio::spawn(cycle(locks.clone(), format!("cycle/{task}"), count))).collect();
-    for task in tasks {
-        task.await.expect("no panic");
-    }
-    (TASKS * count) as f64 / start.elapsed().as_secs_f64()
-}
-
-async fn cycle(locks: Locks, name: String, count: usize) {
-    for _ in 0..count {
-        let guard = locks.lock(&name).await.expect("the name is free");
-        guard.release().await.expect("it is held");
-    }
 }
 
 /// The file that a pasted upsert would use, with the same durability as Tenure's.
@@ -148,17 +133,4 @@ fn folder() -> tempfile::TempDir {
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
-}
-
-/// The median, and the range.
-struct Spread(Vec<f64>);
-
-impl std::fmt::Display for Spread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        let digits = if sorted[0] < 100.0 { 1 } else { 0 };
-        let (least, most) = (sorted[0], sorted[sorted.len() - 1]);
-        write!(f, "{:.digits$} ({least:.digits$} to {most:.digits$})", sorted[sorted.len() / 2])
-    }
 }

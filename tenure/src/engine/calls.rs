@@ -16,6 +16,9 @@ use crate::store::{Claim, Ended, Gone, Outcome, Renewal, Renewed, Store, answere
 /// A call that fails as a whole is split to find the entry that spoils it; not for ever, if each part fails too.
 const MAX_FAILED_PARTS: usize = 32;
 
+/// What is shared out among calls that are made at once has at least so many entries in each.
+const WORTH_A_CALL: usize = 64;
+
 /// An answered call: the entries, each with its answer.
 pub(super) enum Done {
     Claim(Moment, Vec<(Claim, Result<Outcome>)>),
@@ -40,12 +43,15 @@ impl Engine {
     /// Claims and releases go out side by side, and then wait for both: those who are answered first ask again while
     /// the others are still under way, and so gather. On their own, one call would be followed by many small ones.
     pub(super) fn send_calls(&mut self) {
-        if self.claiming + self.releasing < self.desk.about.calls {
-            while self.claiming < self.desk.about.calls && !self.desk.to_claim.is_empty() {
-                self.send_claims();
+        let calls = self.desk.about.calls;
+        if self.claiming + self.releasing < calls {
+            let part = self.share(self.desk.to_claim.len(), calls - self.claiming);
+            while self.claiming < calls && !self.desk.to_claim.is_empty() {
+                self.send_claims(part);
             }
-            while self.releasing < self.desk.about.calls && !self.desk.to_release.is_empty() {
-                self.send_releases();
+            let part = self.share(self.desk.to_release.len(), calls - self.releasing);
+            while self.releasing < calls && !self.desk.to_release.is_empty() {
+                self.send_releases(part);
             }
         }
         if !self.renewing {
@@ -53,8 +59,14 @@ impl Engine {
         }
     }
 
-    fn send_claims(&mut self) {
-        let claims = self.collect(|engine| &mut engine.desk.to_claim, Slot::send_claim);
+    /// How many of `waiting` entries go into one of several calls: shares, so that the store works on all of them at
+    /// once, and the asking and answering for one goes on during the others; but none so small that it isn't worth it.
+    fn share(&self, waiting: usize, calls: usize) -> usize {
+        waiting.div_ceil(calls.max(1)).max(WORTH_A_CALL).min(self.desk.about.batch)
+    }
+
+    fn send_claims(&mut self, part: usize) {
+        let claims = self.collect(part, |engine| &mut engine.desk.to_claim, Slot::send_claim);
         if claims.is_empty() {
             return;
         }
@@ -66,8 +78,8 @@ impl Engine {
         });
     }
 
-    fn send_releases(&mut self) {
-        let ends = self.collect(|engine| &mut engine.desk.to_release, Slot::send_end);
+    fn send_releases(&mut self, part: usize) {
+        let ends = self.collect(part, |engine| &mut engine.desk.to_release, Slot::send_end);
         if ends.is_empty() {
             return;
         }
@@ -97,10 +109,11 @@ impl Engine {
     /// Takes a batch of names off a queue, in order of names, with what each slot still wants sent.
     fn collect<T>(
         &mut self,
+        part: usize,
         queue: impl Fn(&mut Self) -> &mut VecDeque<Name>,
         mut entry: impl FnMut(&mut Slot, &mut Desk) -> Option<T>,
     ) -> Vec<T> {
-        let size = queue(self).len().min(self.desk.about.batch);
+        let size = queue(self).len().min(part);
         let mut names: Vec<Name> = queue(self).drain(..size).collect();
         names.sort_unstable();
         let mut entries = Vec::with_capacity(size);
