@@ -16,6 +16,10 @@ use crate::store::{Claim, Ended, Gone, Outcome, Renewal, Renewed, Store, answere
 /// A call that fails as a whole is split to find the entry that spoils it; not for ever, if each part fails too.
 const MAX_FAILED_PARTS: usize = 32;
 
+/// Data that a call carries, about: a store reads it several times within the call's limit. What is left goes out in the
+/// next one.
+const CALL_DATA: usize = 1 << 20;
+
 /// An answered call: the entries, each with its answer.
 pub(super) enum Done {
     Claim(Moment, Vec<(Claim, Result<Outcome>)>),
@@ -54,10 +58,19 @@ impl Engine {
     }
 
     fn send_claims(&mut self) {
-        let claims = self.collect(|engine| &mut engine.desk.to_claim, Slot::send_claim);
+        let mut data = 0;
+        let mut claims = self.collect(
+            |engine| &mut engine.desk.to_claim,
+            Slot::send_claim,
+            |claim| {
+                data += claim.data.as_ref().map_or(0, |data| data.len());
+                data < CALL_DATA
+            },
+        );
         if claims.is_empty() {
             return;
         }
+        claims.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         self.claiming += 1;
         let (store, name, sent) = (self.store.clone(), self.desk.about.store, Moment::now());
         self.calls.spawn(async move {
@@ -67,10 +80,11 @@ impl Engine {
     }
 
     fn send_releases(&mut self) {
-        let ends = self.collect(|engine| &mut engine.desk.to_release, Slot::send_end);
+        let mut ends = self.collect(|engine| &mut engine.desk.to_release, Slot::send_end, |_| true);
         if ends.is_empty() {
             return;
         }
+        ends.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         self.releasing += 1;
         let (store, name) = (self.store.clone(), self.desk.about.store);
         self.calls.spawn(async move {
@@ -94,21 +108,25 @@ impl Engine {
         });
     }
 
-    /// Takes a batch of names off a queue, in order of names, with what each slot still wants sent.
+    /// Takes a batch of names off a queue, with what each slot still wants sent; no more when `has_room` says so.
     fn collect<T>(
         &mut self,
         queue: impl Fn(&mut Self) -> &mut VecDeque<Name>,
         mut entry: impl FnMut(&mut Slot, &mut Desk) -> Option<T>,
+        mut has_room: impl FnMut(&T) -> bool,
     ) -> Vec<T> {
         let size = queue(self).len().min(self.desk.about.batch);
-        let mut names: Vec<Name> = queue(self).drain(..size).collect();
-        names.sort_unstable();
-        let mut entries = Vec::with_capacity(size);
-        for name in names {
+        let mut entries: Vec<T> = Vec::with_capacity(size);
+        for _ in 0..size {
+            let Some(name) = queue(self).pop_front() else { break };
+            let before = entries.len();
             self.with(name, |slot, desk| {
                 slot.queued = false;
                 entries.extend(entry(slot, desk));
             });
+            if !entries[before..].iter().all(&mut has_room) {
+                break;
+            }
         }
         entries
     }
