@@ -54,7 +54,8 @@ const MAKE: &str = "set session lock_wait_timeout = 10; {create} set session loc
 pub(super) const SETUP: &str = "
 set names utf8mb4;
 set session time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO',
-    innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, group_concat_max_len = 1073741824, autocommit = 1
+    innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, group_concat_max_len = 1073741824, autocommit = 1,
+    completion_type = 'NO_CHAIN', sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1
     /*M!100600 , max_statement_time = 3 */;
 set session transaction isolation level read committed";
 
