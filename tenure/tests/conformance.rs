@@ -15,6 +15,9 @@ use tenure::store::url::store_at;
 /// Stores whose absence is a failure.
 const REQUIRE: &str = "TENURE_TEST_REQUIRE";
 
+/// Promises wait most of their time, so many are checked at once.
+const THREADS: usize = 8;
+
 /// A store to test, or why it is not there.
 type Found = Result<Arc<Subject>, String>;
 
@@ -36,7 +39,9 @@ fn main() -> ExitCode {
         stores.entry(store.clone()).or_insert_with(|| Err("there are no tests for it".into()));
     }
     let trials = stores.iter().flat_map(|(store, found)| trials(store, found, required.contains(store))).collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn required() -> BTreeSet<String> {

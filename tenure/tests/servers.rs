@@ -35,6 +35,8 @@ mod tables;
 #[path = "servers/terms.rs"]
 mod terms;
 
+#[path = "servers/mariadb.rs"]
+mod mariadb;
 #[path = "servers/pooler.rs"]
 mod pooler;
 #[path = "servers/push.rs"]
@@ -83,6 +85,7 @@ const ON_EVERY_SERVER: &[Test] = tests! {
     rows {
         a_name_whose_row_was_locked_gets_its_full_term,
         a_locked_row_delays_none_of_its_batch,
+        a_retry_at_a_locked_row_is_not_granted,
         a_held_name_whose_row_is_locked_for_a_while_is_kept,
         a_claim_whose_client_was_killed_at_a_locked_row_leaves_nothing,
         a_claim_whose_client_was_killed_at_a_new_row_leaves_nothing,
@@ -100,21 +103,20 @@ const ON_EVERY_SERVER: &[Test] = tests! {
     refusals {
         each_refusal_says_what_is_wrong_and_no_password,
         a_server_that_never_answers_is_told,
+        a_refused_certificate_is_told,
+    }
+    settings {
+        a_usual_server_weakens_nothing,
     }
     terms {
+        heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
         rotation_raises_the_token_once_a_period,
     }
 };
 
 const ON_POSTGRES: &[Test] = tests! {
-    terms {
-        heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
-    }
     crowds {
         many_that_start_at_once_make_the_schema_together,
-    }
-    refusals {
-        a_refused_certificate_is_told,
     }
     push {
         only_a_contended_release_notifies,
@@ -137,14 +139,23 @@ const ON_POSTGRES: &[Test] = tests! {
     }
     settings {
         a_server_that_may_forget_grants_is_told,
-        a_usual_server_weakens_nothing,
+        notifications_that_arrive_are_told,
         another_default_isolation_changes_nothing,
     }
 };
 
+const ON_MARIADB: &[Test] = tests! {
+    mariadb {
+        settings_that_weaken_a_promise_are_told,
+        other_defaults_change_nothing,
+        a_name_that_another_inserts_delays_nobody,
+        much_data_at_once_is_kept,
+    }
+};
+
 /// All of them.
-fn kinds() -> [Arc<Kind>; 1] {
-    [Arc::new(Kind::postgres())]
+fn kinds() -> [Arc<Kind>; 2] {
+    [Arc::new(Kind::postgres()), Arc::new(Kind::mysql())]
 }
 
 fn main() -> ExitCode {

@@ -19,6 +19,10 @@ const MAX_FAILED_PARTS: usize = 32;
 /// What is shared out among calls that are made at once has at least so many entries in each.
 const WORTH_A_CALL: usize = 64;
 
+/// Data that a call carries, about: a store reads it several times within the call's limit. What is left goes out in the
+/// next one.
+const CALL_DATA: usize = 1 << 20;
+
 /// An answered call: the entries, each with its answer.
 pub(super) enum Done {
     Claim(Moment, Vec<(Claim, Result<Outcome>)>),
@@ -66,10 +70,20 @@ impl Engine {
     }
 
     fn send_claims(&mut self, part: usize) {
-        let claims = self.collect(part, |engine| &mut engine.desk.to_claim, Slot::send_claim);
+        let mut data = 0;
+        let mut claims = self.collect(
+            part,
+            |engine| &mut engine.desk.to_claim,
+            Slot::send_claim,
+            |claim| {
+                data += claim.data.as_ref().map_or(0, |data| data.len());
+                data < CALL_DATA
+            },
+        );
         if claims.is_empty() {
             return;
         }
+        claims.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         self.claiming += 1;
         let (store, name, sent) = (self.store.clone(), self.desk.about.store, Moment::now());
         self.calls.spawn(async move {
@@ -79,10 +93,11 @@ impl Engine {
     }
 
     fn send_releases(&mut self, part: usize) {
-        let ends = self.collect(part, |engine| &mut engine.desk.to_release, Slot::send_end);
+        let mut ends = self.collect(part, |engine| &mut engine.desk.to_release, Slot::send_end, |_| true);
         if ends.is_empty() {
             return;
         }
+        ends.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         self.releasing += 1;
         let (store, name) = (self.store.clone(), self.desk.about.store);
         self.calls.spawn(async move {
@@ -106,22 +121,26 @@ impl Engine {
         });
     }
 
-    /// Takes a batch of names off a queue, in order of names, with what each slot still wants sent.
+    /// Takes a batch of names off a queue, with what each slot still wants sent; no more when `has_room` says so.
     fn collect<T>(
         &mut self,
         part: usize,
         queue: impl Fn(&mut Self) -> &mut VecDeque<Name>,
         mut entry: impl FnMut(&mut Slot, &mut Desk) -> Option<T>,
+        mut has_room: impl FnMut(&T) -> bool,
     ) -> Vec<T> {
         let size = queue(self).len().min(part);
-        let mut names: Vec<Name> = queue(self).drain(..size).collect();
-        names.sort_unstable();
-        let mut entries = Vec::with_capacity(size);
-        for name in names {
+        let mut entries: Vec<T> = Vec::with_capacity(size);
+        for _ in 0..size {
+            let Some(name) = queue(self).pop_front() else { break };
+            let before = entries.len();
             self.with(name, |slot, desk| {
                 slot.queued = false;
                 entries.extend(entry(slot, desk));
             });
+            if !entries[before..].iter().all(&mut has_room) {
+                break;
+            }
         }
         entries
     }

@@ -10,10 +10,11 @@ use crate::error::{Error, Result};
 pub(super) struct ClaimEntry<'a> {
     name: &'a str,
     owner: &'a str,
-    data: Option<&'a str>,
     lease: String,
     ttl: u64,
     grace: u64,
+    /// Last: whoever looks for another field need not read past it.
+    data: Option<&'a str>,
 }
 
 impl<'a> ClaimEntry<'a> {
@@ -21,10 +22,10 @@ impl<'a> ClaimEntry<'a> {
         Self {
             name: claim.name.as_str(),
             owner: &claim.owner,
-            data: claim.data.as_deref(),
             lease: claim.lease.to_string(),
             ttl: micros(claim.ttl.get()),
             grace: micros(claim.grace),
+            data: claim.data.as_deref(),
         }
     }
 }

@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use xtask::services::{PgBouncer, Postgres, Server};
+use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
-use super::{ON_POSTGRES, Test};
+use super::{ON_MARIADB, ON_POSTGRES, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -23,6 +23,11 @@ pub struct Kind {
     pub few_connections: (&'static str, &'static str),
     /// The URL's option for a connection whose bytes can be read on the way.
     pub in_clear: &'static str,
+    /// The option to demand that the server proves who it is, and the one for the file of the authority that vouches.
+    pub verified: &'static str,
+    pub authority: &'static str,
+    /// What the request has in it whose reply says what became of a claim.
+    pub claim_request: fn(name: &str) -> String,
     /// The server's clock, in microseconds since 1970.
     pub clock: &'static str,
     /// Inserts the row of a free name into a table.
@@ -40,6 +45,7 @@ pub struct Kind {
 /// A server that runs until it is dropped.
 pub enum Running {
     Postgres(Postgres),
+    MariaDb(MariaDb),
 }
 
 impl Kind {
@@ -51,6 +57,9 @@ impl Kind {
             has_pooler: true,
             few_connections: ("max_connections", "14"),
             in_clear: "sslmode=disable",
+            verified: "sslmode=verify-full",
+            authority: "sslrootcert",
+            claim_request: str::to_owned,
             clock: "select (extract(epoch from clock_timestamp()) * 1000000)::bigint",
             insert: |table, name| {
                 format!(
@@ -63,6 +72,33 @@ impl Kind {
             },
             grant: |right, table, user| format!("grant {right} on {table} to {user}"),
             start: |settings| Running::Postgres(Postgres::start_with(settings).unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+        }
+    }
+
+    pub fn mysql() -> Self {
+        Self {
+            name: "mysql",
+            tools: MariaDb::TOOLS,
+            own: ON_MARIADB,
+            has_pooler: false,
+            few_connections: ("max_connections", "14"),
+            in_clear: "ssl-mode=DISABLED",
+            verified: "ssl-mode=VERIFY_IDENTITY",
+            authority: "ssl-ca",
+            // The names are sent ahead of it.
+            claim_request: |_| "@tenure_new".into(),
+            clock: "select timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
+            insert: |table, name| {
+                format!(
+                    "insert into {table} (name, token, acquired, renewed, expires, first, grace) \
+                     values ('{name}', 1, utc_timestamp(6), utc_timestamp(6), utc_timestamp(6), 1, 0)"
+                )
+            },
+            make_user: |user, password| format!("create user {user} identified by '{password}'"),
+            grant: |right, table, user| format!("grant {right} on {table} to {user}"),
+            start: |settings| Running::MariaDb(MariaDb::start_with(settings).unwrap()),
             pooler: OnceLock::new(),
             shared: OnceLock::new(),
         }
@@ -93,11 +129,16 @@ impl Running {
     pub fn postgres(&self) -> &Postgres {
         match self {
             Self::Postgres(postgres) => postgres,
+            Self::MariaDb(_) => panic!("this is MariaDB"),
         }
     }
 
+    /// The authority that vouches for its certificate.
     pub fn ca_file(&self) -> &Path {
-        self.postgres().ca_file()
+        match self {
+            Self::Postgres(postgres) => postgres.ca_file(),
+            Self::MariaDb(mariadb) => mariadb.ca_file(),
+        }
     }
 }
 
@@ -107,6 +148,7 @@ impl Deref for Running {
     fn deref(&self) -> &Server {
         match self {
             Self::Postgres(postgres) => postgres,
+            Self::MariaDb(mariadb) => mariadb,
         }
     }
 }

@@ -18,6 +18,8 @@ struct Behind {
     locks: Locks,
     direct: Locks,
     name: String,
+    /// What the request has in it that claims the name.
+    claim_request: String,
 }
 
 impl Behind {
@@ -25,14 +27,15 @@ impl Behind {
         let server = kind.shared();
         let proxy = Proxy::to(server.port()).unwrap();
         let locks = connect(&with(&server.url_at(proxy.port()), kind.in_clear)).await;
-        Self { proxy, locks, direct: connect(&server.url()).await, name: unique("network") }
+        let name = unique("network");
+        Self { proxy, locks, direct: connect(&server.url()).await, claim_request: (kind.claim_request)(&name), name }
     }
 
     /// An acquire whose claim was granted, and whose reply was lost.
     async fn unheard(&self, acquire: impl FnOnce(tenure::Lock) -> tenure::Lock) -> Acquire {
         // The first claim of a process may need a connection first.
         frees(&self.locks, &unique("first"), "").await;
-        self.proxy.lose_reply_to(self.name.as_bytes());
+        self.proxy.lose_reply_to(self.claim_request.as_bytes());
         let mut acquire = acquire(self.locks.lock(&self.name)).into_future();
         let lost = until("a reply is lost", async || self.proxy.lost_replies() == 1);
         tokio::select! {

@@ -56,11 +56,11 @@ pub async fn a_server_that_never_answers_is_told(kind: &Kind) {
 
 /// A server that can't prove who it is, is not talked to; with its authority's word, it is.
 pub async fn a_refused_certificate_is_told(kind: &Kind) {
-    let verified = with(&kind.shared().url(), "sslmode=verify-full");
+    let verified = with(&kind.shared().url(), kind.verified);
     let error = refusal(&verified).await;
     assert!(!error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("TLS"), "{error}");
-    let vouched = with(&verified, &format!("sslrootcert={}", kind.shared().ca_file().display()));
+    let vouched = with(&verified, &format!("{}={}", kind.authority, kind.shared().ca_file().display()));
     let locks = connect(&vouched).await;
     drop(soon("a name over TLS", locks.lock(unique("name"))).await.unwrap());
 }

@@ -88,6 +88,19 @@ pub async fn a_locked_row_delays_none_of_its_batch(kind: &Kind) {
     bare.grant(&claims[LOCKED..=LOCKED]).await;
 }
 
+/// The row still has the term that began with the first attempt, and no new one: the retry is not granted what it
+/// asks for.
+pub async fn a_retry_at_a_locked_row_is_not_granted(kind: &Kind) {
+    let (bare, claim) = (Bare::open(&kind.shared().url()).await, [claim_of(&unique("retry"), LONG)]);
+    let tokens = bare.grant(&claim).await;
+    let mut foreign = Raw::to(&kind.shared().url()).await;
+    foreign.lock_row(TABLE, claim[0].name.as_str()).await;
+    let outcome = bare.claim(&claim).await.remove(0);
+    assert!(!matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    foreign.run("rollback").await;
+    assert_eq!(bare.grant(&claim).await, tokens, "a retry has another token");
+}
+
 fn all_but_the_locked<T: std::fmt::Debug>(answers: &[T], is_well: impl Fn(&T) -> bool) {
     assert_eq!(answers.len(), BATCH);
     for (number, answer) in answers.iter().enumerate().filter(|(number, _)| *number != LOCKED) {

@@ -12,7 +12,7 @@ use super::support::{Raw, SECOND, as_user, connect, soon, unique};
 const PROCESSES: usize = 4;
 const ROUNDS: usize = 15;
 
-fn weak(findings: &[Finding]) -> Vec<&str> {
+pub fn weak(findings: &[Finding]) -> Vec<&str> {
     findings.iter().filter(|finding| finding.weakens).map(|finding| finding.what.as_str()).collect()
 }
 
@@ -28,6 +28,10 @@ pub async fn a_server_that_may_forget_grants_is_told(kind: &Kind) {
 pub async fn a_usual_server_weakens_nothing(kind: &Kind) {
     let findings = connect(&kind.shared().url()).await.examine().await.unwrap();
     assert_eq!(weak(&findings), [""; 0], "{findings:#?}");
+}
+
+pub async fn notifications_that_arrive_are_told(kind: &Kind) {
+    let findings = connect(&kind.shared().url()).await.examine().await.unwrap();
     let notifications = findings.iter().find(|finding| finding.what == "notifications").unwrap();
     assert!(notifications.says.contains("arrive: "), "{notifications:?}");
 }
@@ -46,7 +50,7 @@ pub async fn another_default_isolation_changes_nothing(kind: &Kind) {
 }
 
 /// Without an engine, which would try again: a claim that meets another is refused, and doesn't fail.
-async fn contend_bare(url: &str) {
+pub async fn contend_bare(url: &str) {
     let name = unique("contended");
     let mut tasks = JoinSet::new();
     for _ in 0..PROCESSES {

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 use tenure::clock::Moment;
+use tenure::store::Store;
+use tenure::store::mysql::MySqlStore;
 use tenure::store::postgres::PostgresStore;
 use tenure::{EventKind, Guard, Locks, Token};
 
-use super::kind::Kind;
+use super::kind::{Kind, Running};
 use super::support::{LONG, News, SECOND, connect, free_for, is_closed_to, soon, unique};
 
 /// The numbers of a heartbeat ten times slower: TTL 60 s, renewed every 10 s, rotated every 20 s.
@@ -61,10 +64,24 @@ async fn next_rotation(news: &mut News, guard: &Guard, before: Token) -> (Token,
 
 /// Tenure's connections are its own, also with the settings of a pool that lives in the blocked runtime.
 pub async fn heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked(kind: &Kind) {
+    let url = kind.shared().url();
+    match kind.shared() {
+        Running::Postgres(_) => {
+            let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
+            sqlx::query("select 1").execute(&pool).await.unwrap();
+            is_held_while_all_is_blocked(kind, Arc::new(PostgresStore::like(&pool).unwrap())).await;
+        }
+        Running::MariaDb(_) => {
+            let pool = MySqlPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
+            sqlx::query("select 1").execute(&pool).await.unwrap();
+            is_held_while_all_is_blocked(kind, Arc::new(MySqlStore::like(&pool).unwrap())).await;
+        }
+    }
+}
+
+async fn is_held_while_all_is_blocked(kind: &Kind, store: Arc<dyn Store>) {
     let ttl = 2 * SECOND;
-    let pool = PgPoolOptions::new().max_connections(2).connect(&kind.shared().url()).await.unwrap();
-    sqlx::query("select 1").execute(&pool).await.unwrap();
-    let locks = Locks::on(Arc::new(PostgresStore::like(&pool).unwrap())).await.unwrap();
+    let locks = Locks::on(store).await.unwrap();
     let (name, other) = (unique("blocked"), connect(&kind.shared().url()).await);
     let guard = locks.lock(&name).ttl(ttl).await.unwrap();
     let token = guard.token();

@@ -50,6 +50,8 @@ impl Home {
     pub(super) fn command(&self, tool: &str) -> Result<Command> {
         let mut command = Command::new(tools::find(tool)?);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        // Of its own: a MariaDB that starts deletes the temporary tables of another that has the same.
+        command.env("TMPDIR", &self.path);
         command.current_dir(&self.path).process_group(0).stdin(Stdio::null());
         if let Some(account) = &self.account {
             command.uid(account.uid.as_raw()).gid(account.gid.as_raw());

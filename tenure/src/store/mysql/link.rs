@@ -61,7 +61,13 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<MySqlConnection> {
-        let mut connection = self.options.connect().await.map_err(|error| self.explain(error))?;
+        let mut connection = self.options.connect().await.map_err(|error| match error {
+            // So the driver says that a certificate was refused.
+            sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => {
+                self.explain(sqlx::Error::Tls(why.into()))
+            }
+            error => self.explain(error),
+        })?;
         sqlx::raw_sql(SETUP).execute(&mut connection).await.map_err(|error| self.explain(error))?;
         Ok(connection)
     }

@@ -54,7 +54,8 @@ const MAKE: &str = "set session lock_wait_timeout = 10; {create} set session loc
 pub(super) const SETUP: &str = "
 set names utf8mb4;
 set session time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO',
-    innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, group_concat_max_len = 1073741824, autocommit = 1
+    innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, group_concat_max_len = 1073741824, autocommit = 1,
+    completion_type = 'NO_CHAIN', sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1
     /*M!100600 , max_statement_time = 3 */;
 set session transaction isolation level read committed";
 
@@ -72,12 +73,13 @@ insert into {table} ({columns}) select {columns} from {table} as held where fals
 update {table} set token = token where false;
 delete from {table} where false";
 
-/// How the table was made, if the server shows it.
+/// How the table was made, if the server shows it. Both are given the names as constants: where they would be joined by
+/// them, MariaDB opens every table of every database.
 const KIND: &str = "
 select t.engine, c.data_type
-from information_schema.tables as t
-join information_schema.columns as c on c.table_schema = t.table_schema and c.table_name = t.table_name
-where t.table_schema = coalesce({schema}, database()) and t.table_name = '{name}' and c.column_name = 'name'";
+from information_schema.tables as t, information_schema.columns as c
+where t.table_schema = coalesce({schema}, database()) and t.table_name = '{name}'
+  and c.table_schema = coalesce({schema}, database()) and c.table_name = '{name}' and c.column_name = 'name'";
 
 const COLUMNS: &str = "name, owner, data, token, acquired, renewed, expires, lease, first, grace, evicted_lease, evicted_first, evicted_by";
 
