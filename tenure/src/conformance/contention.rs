@@ -36,7 +36,7 @@ pub async fn contention_on_a_faulty_store_yields_a_history_without_overlap(subje
         stores.push(faulty);
     }
     let history = Workload::heavy(subject).run(&processes, nemesis(&stores)).await;
-    judge(&history, 5);
+    judge(&history, 2);
     let breaches: Vec<String> = stores.iter().flat_map(Faulty::breaches).collect();
     assert_eq!(breaches, [""; 0], "breaches of the contract");
 }
@@ -51,7 +51,8 @@ pub(super) fn judge(history: &History, least: usize) {
 async fn nemesis(stores: &[Faulty]) {
     let until = Instant::now() + TIME;
     while Instant::now() < until {
-        for store in stores {
+        // One at a time: they would pile up, and nothing happen any more.
+        for store in stores.iter().filter(|store| store.is_calm()) {
             store.next(Call::ALL[random() as usize % 3], random_fault());
         }
         sleep(at_most(Duration::from_millis(100))).await;
