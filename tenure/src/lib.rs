@@ -49,6 +49,7 @@ mod options;
 mod record;
 mod stats;
 pub mod store;
+mod term;
 
 pub use engine::Unreleased;
 pub use error::{Error, Result};
@@ -62,6 +63,7 @@ pub use locks::{Connect, Holding, Locks, Scope, connect};
 pub use options::limits;
 pub use record::{LeaseId, Name, Record, Token, Ttl};
 pub use stats::Stats;
+pub use term::{Cancelled, Term};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

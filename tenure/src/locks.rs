@@ -281,6 +281,11 @@ impl Locks {
         self.shared.call(PRUNE_LIMIT, move |store| async move { store.prune(idle).await }).await
     }
 
+    /// Lets time pass; see [`Shared::pause`].
+    pub(crate) async fn pause(&self, time: Duration) -> Result<()> {
+        self.shared.pause(time).await
+    }
+
     /// What this kind of store is and promises.
     pub fn about(&self) -> &About {
         &self.shared.about
