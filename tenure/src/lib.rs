@@ -38,6 +38,7 @@
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod crew;
 mod engine;
 mod error;
 mod event;
@@ -45,12 +46,14 @@ mod fence;
 mod guard;
 mod lock;
 mod locks;
+mod members;
 mod options;
 mod record;
 mod stats;
 pub mod store;
 mod term;
 
+pub use crew::{Crew, CrewMember, Handle, Report};
 pub use engine::Unreleased;
 pub use error::{Error, Result};
 pub use event::{Event, EventKind, Events, Next};
@@ -60,6 +63,7 @@ pub use fence::{Fence, Stale};
 pub use guard::{Guard, Lost, LostSignal, Status, Watch, Why};
 pub use lock::{Acquire, Lock, TryAcquire, TryLock};
 pub use locks::{Connect, Holding, Locks, Scope, connect};
+pub use members::{Join, Joining, Member, MemberEvent, Members, Membership, Observe};
 pub use options::limits;
 pub use record::{LeaseId, Name, Record, Token, Ttl};
 pub use stats::Stats;
