@@ -25,6 +25,7 @@ mod batches;
 mod cancel;
 mod checker;
 mod contention;
+mod crew;
 mod edges;
 mod events;
 mod exclusion;
@@ -34,6 +35,7 @@ mod gate;
 mod history;
 mod load;
 mod loss;
+mod members;
 mod names;
 mod order;
 mod processes;
@@ -238,5 +240,23 @@ promises! {
     contention (Store) {
         contention_yields_a_history_without_overlap,
         contention_on_a_faulty_store_yields_a_history_without_overlap,
+    }
+    members (Store) {
+        a_member_is_listed_until_it_leaves,
+        a_member_that_is_cut_off_is_told_and_gone_after_its_ttl,
+        an_evicted_member_is_told,
+        observers_are_told_of_each_change_once,
+        bad_members_options_are_refused,
+    }
+    crew (Store) {
+        a_crew_shares_its_tasks_out_as_members_come_and_go,
+        a_crew_heeds_unequal_capacities,
+        a_crew_takes_tasks_added_and_removed_while_it_runs,
+        a_crew_releases_a_task_when_its_worker_has_ended,
+        a_flapping_instance_does_not_disturb_a_crew,
+        a_crew_drops_the_worker_of_a_lost_task,
+        a_crew_member_that_was_evicted_joins_again,
+        a_crew_leaves_nothing_behind,
+        bad_crew_options_are_refused,
     }
 }

@@ -120,6 +120,11 @@ impl Members {
         Observe { members: self.clone(), known: BTreeMap::new(), news: VecDeque::new(), due: None }
     }
 
+    /// The group's name.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
     fn prefix(&self) -> String {
         format!("{}/members/", self.group)
     }
