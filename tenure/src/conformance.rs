@@ -31,6 +31,7 @@ mod events;
 mod exclusion;
 mod failures;
 mod faulty;
+mod fleet;
 mod gate;
 mod history;
 mod load;
@@ -258,5 +259,9 @@ promises! {
         a_crew_member_that_was_evicted_joins_again,
         a_crew_leaves_nothing_behind,
         bad_crew_options_are_refused,
+    }
+    fleet (Url) {
+        a_crew_of_processes_moves_only_what_it_must_when_they_die_and_return,
+        a_paused_instance_of_a_crew_is_refused_by_the_fence,
     }
 }
