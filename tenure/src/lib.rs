@@ -38,6 +38,8 @@
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod election;
+mod elector;
 mod engine;
 mod error;
 mod event;
@@ -51,6 +53,8 @@ mod stats;
 pub mod store;
 mod term;
 
+pub use election::{Election, Leadership, Observed, Observer};
+pub use elector::{Elector, Ending, Spawned};
 pub use engine::Unreleased;
 pub use error::{Error, Result};
 pub use event::{Event, EventKind, Events, Next};
