@@ -37,6 +37,8 @@ mod loss;
 mod names;
 mod order;
 mod processes;
+mod recipes_election;
+mod recipes_elector;
 mod shutdown;
 mod slow;
 mod subject;
@@ -238,5 +240,30 @@ promises! {
     contention (Store) {
         contention_yields_a_history_without_overlap,
         contention_on_a_faulty_store_yields_a_history_without_overlap,
+    }
+    recipes_election (Store) {
+        a_leader_is_followed_when_it_resigns,
+        the_leaders_work_is_dropped_on_loss,
+        a_leader_steps_down_when_its_work_has_ended,
+        a_leader_that_does_not_step_down_is_cut_off,
+        a_leader_whose_work_fails_campaigns_again,
+        a_dropped_lead_frees,
+        leading_ends_with_a_reason,
+        observers_see_each_term_once_and_in_order,
+        a_dropped_look_of_an_observer_loses_nothing,
+    }
+    recipes_elector (Store) {
+        one_process_wins_a_key,
+        a_key_is_not_started_twice,
+        a_stopped_task_ends_before_its_key_is_free,
+        a_task_that_does_not_stop_is_cut_off,
+        a_task_that_ends_or_panics_frees_its_key,
+        a_task_is_told_with_two_intervals_left,
+        a_task_whose_key_is_lost_is_dropped,
+        closing_an_elector_stops_all,
+        a_dropped_elector_frees,
+        a_shutdown_ends_an_electors_tasks,
+        an_elector_refuses_bad_input,
+        a_spawner_runs_the_tasks,
     }
 }
