@@ -39,6 +39,7 @@ mod order;
 mod processes;
 mod recipes_election;
 mod recipes_elector;
+mod recipes_processes;
 mod shutdown;
 mod slow;
 mod subject;
@@ -230,6 +231,7 @@ promises! {
         shutdown_tells_holders_and_waits_for_them,
         shutdown_refuses_new_acquires,
         shutdown_releases_what_is_left,
+        a_hurried_shutdown_shortens_the_one_before,
         shutdown_returns_what_could_not_be_released,
     }
     events (Store) {
@@ -265,5 +267,8 @@ promises! {
         a_shutdown_ends_an_electors_tasks,
         an_elector_refuses_bad_input,
         a_spawner_runs_the_tasks,
+    }
+    recipes_processes (Url) {
+        a_process_told_to_end_leaves_nothing,
     }
 }

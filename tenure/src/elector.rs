@@ -266,7 +266,7 @@ fn report(term: &Term, ending: &Ending) {
         Ending::Done => tracing::debug!(target: "tenure::recipe", %name, token, "the task is done"),
         Ending::Panicked(words) => tracing::error!(target: "tenure::recipe", %name, token, words, "the task panicked"),
         Ending::Lost(lost) => {
-            tracing::error!(target: "tenure::recipe", %name, token, why = %lost.why, "the task was dropped: its key is lost");
+            tracing::warn!(target: "tenure::recipe", %name, token, why = %lost.why, "the task was dropped: its key is lost");
         }
         Ending::CutOff => {
             tracing::warn!(target: "tenure::recipe", %name, token, "the task was cut off: it did not end in time");
