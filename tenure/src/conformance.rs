@@ -40,6 +40,9 @@ mod members;
 mod names;
 mod order;
 mod processes;
+mod recipes_election;
+mod recipes_elector;
+mod recipes_processes;
 mod shutdown;
 mod slow;
 mod subject;
@@ -231,6 +234,7 @@ promises! {
         shutdown_tells_holders_and_waits_for_them,
         shutdown_refuses_new_acquires,
         shutdown_releases_what_is_left,
+        a_hurried_shutdown_shortens_the_one_before,
         shutdown_returns_what_could_not_be_released,
     }
     events (Store) {
@@ -263,5 +267,33 @@ promises! {
     fleet (Url) {
         a_crew_of_processes_moves_only_what_it_must_when_they_die_and_return,
         a_paused_instance_of_a_crew_is_refused_by_the_fence,
+    }
+    recipes_election (Store) {
+        a_leader_is_followed_when_it_resigns,
+        the_leaders_work_is_dropped_on_loss,
+        a_leader_steps_down_when_its_work_has_ended,
+        a_leader_that_does_not_step_down_is_cut_off,
+        a_leader_whose_work_fails_campaigns_again,
+        a_dropped_lead_frees,
+        leading_ends_with_a_reason,
+        observers_see_each_term_once_and_in_order,
+        a_dropped_look_of_an_observer_loses_nothing,
+    }
+    recipes_elector (Store) {
+        one_process_wins_a_key,
+        a_key_is_not_started_twice,
+        a_stopped_task_ends_before_its_key_is_free,
+        a_task_that_does_not_stop_is_cut_off,
+        a_task_that_ends_or_panics_frees_its_key,
+        a_task_is_told_with_two_intervals_left,
+        a_task_whose_key_is_lost_is_dropped,
+        closing_an_elector_stops_all,
+        a_dropped_elector_frees,
+        a_shutdown_ends_an_electors_tasks,
+        an_elector_refuses_bad_input,
+        a_spawner_runs_the_tasks,
+    }
+    recipes_processes (Url) {
+        a_process_told_to_end_leaves_nothing,
     }
 }

@@ -11,7 +11,7 @@ use crate::locks::Locks;
 use crate::members::{checked_group, checked_interval, interval};
 use crate::options::limits;
 use crate::record::{LeaseId, Name, Ttl};
-use crate::term::Term;
+use crate::term::{STOP_WITHIN, Term};
 
 mod plan;
 mod pool;
@@ -20,8 +20,6 @@ mod view;
 
 /// Long enough for the instances of a deployment to come one after another, short enough not to be waited for.
 const SETTLE: Duration = Duration::from_secs(3);
-/// Time for a worker to finish what it has begun.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 impl Locks {
     /// Shares tasks out among the instances of a group. See [`Crew`].

@@ -32,6 +32,7 @@ use calls::Done;
 pub(crate) use claims::{Answer, Request, Wait};
 use closing::Closing;
 pub use closing::Unreleased;
+pub(crate) use slot::jittered;
 use slot::{Desk, Slot};
 use terms::Term;
 

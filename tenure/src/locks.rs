@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::election::Election;
+use crate::elector::Elector;
 use crate::engine::{CALL_LIMIT, Message, Shared, Starting, Unreleased};
 use crate::error::{Error, Result};
 use crate::event::Events;
@@ -152,6 +154,16 @@ impl Locks {
     /// Names that begin with `prefix/`, with defaults of their own. The prefix has no `/` at its end.
     pub fn scope(&self, prefix: impl Into<String>) -> Scope {
         Scope { locks: self.clone(), prefix: prefix.into(), options: Options::default() }
+    }
+
+    /// The choice of a leader among all who campaign for `name`.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.clone(), name.into())
+    }
+
+    /// Tasks by key, each in at most one process at a time; a key is the name `scope/key`.
+    pub fn elector(&self, scope: impl Into<String>) -> Elector {
+        Elector::new(self.clone(), scope.into())
     }
 
     /// Who holds this name, by the store's word; `None` if it is free.
@@ -373,7 +385,7 @@ impl Scope {
     }
 
     /// `q` and `q/` would be two scopes that look like one.
-    fn name(&self, name: impl AsRef<str>) -> Result<Name> {
+    pub(crate) fn name(&self, name: impl AsRef<str>) -> Result<Name> {
         if self.prefix.is_empty() || self.prefix.ends_with('/') {
             return Err(Error::invalid("scope", format!("{:?} must not be empty or end with a /", self.prefix)));
         }

@@ -116,8 +116,8 @@ impl Members {
     }
 
     /// Follows who comes and goes, beginning with those who are there.
-    pub fn observe(&self) -> Observe {
-        Observe { members: self.clone(), known: BTreeMap::new(), news: VecDeque::new(), due: None }
+    pub fn observe(&self) -> MemberObserver {
+        MemberObserver { members: self.clone(), known: BTreeMap::new(), news: VecDeque::new(), due: None }
     }
 
     /// The group's name.
@@ -260,7 +260,7 @@ impl Member {
     }
 }
 
-/// What [`Observe::next`] yields.
+/// What [`MemberObserver::next`] yields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberEvent {
     /// Somebody has joined, or was there already.
@@ -272,7 +272,7 @@ pub enum MemberEvent {
 /// Follows who comes and goes. See [`Members::observe`].
 ///
 /// It looks at intervals, so whoever comes and goes in between may be missed; but each `Joined` is followed by one `Left`.
-pub struct Observe {
+pub struct MemberObserver {
     members: Members,
     known: BTreeMap<String, Member>,
     news: VecDeque<MemberEvent>,
@@ -280,7 +280,7 @@ pub struct Observe {
     due: Option<Moment>,
 }
 
-impl Observe {
+impl MemberObserver {
     /// Waits for the next change; each is told once. Failures of the store that may pass are ridden out.
     ///
     /// # Errors
@@ -318,8 +318,8 @@ impl Observe {
     }
 }
 
-impl fmt::Debug for Observe {
+impl fmt::Debug for MemberObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observe").field("group", &self.members.group).finish_non_exhaustive()
+        f.debug_struct("MemberObserver").field("group", &self.members.group).finish_non_exhaustive()
     }
 }

@@ -17,6 +17,10 @@ use crate::error::Result;
 use crate::guard::{Guard, Held, Lost, LostSignal, Status, Why};
 use crate::record::{Name, Token};
 
+/// How long a task that is told to stop may take unless its recipe is told otherwise: as long as most that supervise processes
+/// give to a process.
+pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
+
 /// A name that is held for a task, as the task sees it. Cheap to clone; it holds nothing, and outlives the task harmlessly.
 #[derive(Clone)]
 pub struct Term {

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Write};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -82,7 +82,7 @@ async fn worker(term: Term, every: Duration, pause: &AtomicBool) {
     loop {
         let (task, token, held) = (term.key().to_owned(), term.token().0, term.is_held());
         if held && pause.swap(false, Ordering::AcqRel) {
-            signal("STOP", std::process::id());
+            send(Signal::STOP, std::process::id());
         }
         if held {
             Said::Acted { task, token, at: Moment::now().as_nanos() }.say();
@@ -115,9 +115,9 @@ fn tell(term: &Term, what: What) {
     Said::Did(Operation { name: term.name().clone(), holder, what, at: Moment::now() }.into()).say();
 }
 
-fn signal(name: &str, process: u32) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{name} {process}")]).status();
-    assert!(sent.is_ok_and(|status| status.success()), "{name} can be sent to {process}");
+fn send(signal: Signal, process: u32) {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("a process has a number");
+    kill_process(process, signal).expect("a signal can be sent to a process of our own");
 }
 
 /// An instance, as its parent sees it.
@@ -295,7 +295,7 @@ pub async fn a_paused_instance_of_a_crew_is_refused_by_the_fence(subject: &Subje
     fleet.until("others take over", ttl + SHARING, |fleet| others(fleet) == 9).await;
     // Their workers have passed the fence by now.
     sleep(5 * act_every).await;
-    signal("CONT", paused);
+    send(Signal::CONT, paused);
     fleet.until("it has its share again", SHARING, |fleet| fleet.instances[0].mine == 3 && others(fleet) == 6).await;
     fleet.end().await;
     let refused = fleet.refused();

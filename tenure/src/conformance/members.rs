@@ -9,7 +9,7 @@ use super::{Fault, Subject};
 use crate::error::Error;
 use crate::guard::Why;
 use crate::locks::Locks;
-use crate::members::{Member, MemberEvent, Members, Observe};
+use crate::members::{Member, MemberEvent, MemberObserver, Members};
 
 /// How often these observers look.
 const EVERY: Duration = Duration::from_millis(50);
@@ -22,7 +22,7 @@ async fn list(members: &Members) -> Vec<Member> {
     soon("a list of members", members.list()).await.expect("members can be listed")
 }
 
-async fn next(observe: &mut Observe) -> MemberEvent {
+async fn next(observe: &mut MemberObserver) -> MemberEvent {
     soon("news of members", observe.next()).await.expect("members can be observed")
 }
 

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::contention::{TIME, Workload, judge};
 use super::fleet::{self, CrewOrders};
 use super::support::{LONG, SOON, TICK, free_for, is_closed_to, soon};
-use super::{History, Operation, Subject, What};
+use super::{History, Operation, Subject, What, recipes_processes};
 use crate::clock::Moment;
 use crate::locks::{Connect, Locks};
 use crate::record::{Name, Token};
@@ -43,6 +43,8 @@ pub(super) enum Role {
     Contend,
     /// Works in a crew, and tells what it does.
     Crew,
+    /// Serves until it is told to end by a signal.
+    Serve,
 }
 
 /// What a child process holds when its `main` ends. See [`child_role`].
@@ -81,6 +83,10 @@ pub fn child_role(connect: impl FnOnce(&str) -> Connect) -> Option<Child> {
         Role::Contend => Box::new(contend(locks, &orders)),
         Role::Crew => {
             fleet::work(&locks, &orders);
+            Box::new(())
+        }
+        Role::Serve => {
+            recipes_processes::serve(locks, &orders);
             Box::new(())
         }
     }))
@@ -165,7 +171,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    fn start(subject: &Subject, role: Role, names: &[Name], ttl: Duration) -> Self {
+    pub fn start(subject: &Subject, role: Role, names: &[Name], ttl: Duration) -> Self {
         Self::with(subject, role, names.iter().map(Name::to_string).collect(), ttl, None)
     }
 
@@ -184,7 +190,7 @@ impl Process {
         Self { child, lines }
     }
 
-    async fn line(&mut self) -> Option<String> {
+    pub async fn line(&mut self) -> Option<String> {
         timeout(TIME + SOON, self.lines.recv()).await.expect("a child says something")
     }
 

@@ -10,6 +10,7 @@ use super::plan::{Look, Plan, Planner};
 use super::pool::Pool;
 use super::view::{Card, Sign, View};
 use super::{CrewMember, Report, Setup};
+use crate::engine::jittered;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Status, Why};
 use crate::lock::TryAcquire;
@@ -53,7 +54,7 @@ pub(super) async fn run<W: Future<Output = ()>>(setup: Setup, mut work: impl FnM
 /// Runs a worker, and frees its name when it has ended: not before, and also if this is dropped.
 async fn tend(work: impl Future<Output = ()>, keeper: Keeper, limit: Duration) {
     match keeper.run(work, limit).await {
-        Ran::Lost(lost) => tracing::debug!(target: "tenure::crew", %lost, "a worker was dropped"),
+        Ran::Lost(lost) => tracing::debug!(target: "tenure::recipe", %lost, "a worker was dropped"),
         Ran::Done(()) | Ran::CutOff => {
             // Tried until the term is over: then it is free, too.
             let _ = keeper.release().await;
@@ -93,7 +94,7 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
         match self.meanwhile(join.into_future()).await {
             Ok(membership) => membership,
             Err(error) => {
-                tracing::warn!(target: "tenure::crew", group = self.setup.group, %error, "can't join again");
+                tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't join again");
                 lapsed
             }
         }
@@ -119,6 +120,7 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
     /// Until the next round, or until there is something to do at once.
     async fn rest(&mut self, membership: &Membership) {
         let (locks, control, wishes) = (self.setup.locks.clone(), self.setup.control.clone(), self.wishes);
+        // Instances that were started together need not ask together for ever.
         let round = jittered(self.setup.round);
         self.meanwhile(async {
             tokio::select! {
@@ -137,7 +139,7 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
             Ok(records) => self.act(&records),
             Err(Error::Closed) => return Err(Error::Closed),
             // Workers go on while their names are held; who is lost is told without the store.
-            Err(error) => tracing::warn!(target: "tenure::crew", group = self.setup.group, %error, "can't look"),
+            Err(error) => tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't look"),
         }
         Ok(())
     }
@@ -185,7 +187,7 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
             // Another was quicker; or it is not wanted any more, and the guard goes.
             Ok(_) => drop(self.mine.remove(&task)),
             Err(error) => {
-                tracing::debug!(target: "tenure::crew", group = self.setup.group, task, %error, "can't claim");
+                tracing::debug!(target: "tenure::recipe", group = self.setup.group, task, %error, "can't claim");
                 self.mine.remove(&task);
             }
         }
@@ -253,12 +255,6 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
 /// Whether the membership was lost, but not because this process ends.
 fn has_lapsed(membership: &Membership) -> bool {
     matches!(membership.guard.status(), Status::Lost(lost) if !matches!(lost.why, Why::Closed))
-}
-
-/// Instances that were started together need not ask together for ever.
-fn jittered(round: Duration) -> Duration {
-    let random = getrandom::u32().expect("the operating system has random numbers");
-    round.mul_f64(0.75 + 0.5 * f64::from(random) / f64::from(u32::MAX))
 }
 
 /// Says, however it ends, that there will be no more reports.
