@@ -160,17 +160,14 @@ impl Crew {
     /// this instance is to have, and drives what that returns. It needs no runtime of a certain kind and spawns nothing: a
     /// worker that blocks, blocks all of them.
     ///
-    /// A worker ends when [`Term::cancelled`] says so. If the term is lost it is dropped at once. One that ends by itself gives
-    /// its task up, and somebody starts it again, unless the task was [removed](Handle::remove).
+    /// A worker ends when [`Term::cancelled`] says so. If the term is lost it is dropped at once. If it ends by itself or panics, its
+    /// task is given up after a second, and somebody starts it again, unless the task was [removed](Handle::remove).
     ///
     /// Failures of the store are ridden out: workers go on for as long as their names are held.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad group, task or option; [`Error::Store`] if it can't join the group; [`Error::Closed`] if the
     /// engine has died.
-    ///
-    /// # Panics
-    /// If a worker does; then all are dropped and their names released.
     ///
     /// # Cancel safety
     /// Dropping it drops all workers, and then releases their names and leaves the group. To let workers end in their

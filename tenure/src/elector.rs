@@ -243,7 +243,7 @@ where
 }
 
 /// Runs work to its end, or to its panic: then with its words.
-async fn without_panic<W: Future>(work: impl FnOnce() -> W) -> Result<W::Output, String> {
+pub(crate) async fn without_panic<W: Future>(work: impl FnOnce() -> W) -> Result<W::Output, String> {
     let mut work = pin!(catch_unwind(AssertUnwindSafe(work)).map_err(words)?);
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
         Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),

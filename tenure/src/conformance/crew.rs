@@ -227,6 +227,7 @@ pub async fn a_crew_releases_a_task_when_its_worker_has_ended(subject: &Subject)
     site.shared_out(&[&a], &[4]).await;
     let b = site.start_with(50, LONG, Duration::from_millis(300)).await;
     site.shared_out(&[&a, &b], &[2, 2]).await;
+    assert_eq!(site.starts(), 6, "workers were started, and two tasks had to move, however long that takes");
     site.check_history();
     // Its workers would go on for much longer than they may.
     let begun = Instant::now();
@@ -265,6 +266,34 @@ pub async fn a_crew_drops_the_worker_of_a_lost_task(subject: &Subject) {
     let [_, ended, again] = of_task[..] else { panic!("{of_task:?}") };
     assert_eq!(ended.what, What::Ended);
     assert!(matches!(again.what, What::Granted(token) if token > evicted.expect("it was held").token), "{again:?}");
+}
+
+/// A worker that ends by itself, or panics, is started again, with a larger token; the others go on.
+pub async fn a_crew_starts_a_worker_again_that_has_ended(subject: &Subject) {
+    let site = Site::new(subject, 3);
+    let locks = subject.connect().await;
+    let (history, crew) = (site.history.clone(), site.crew(&locks));
+    let handle = crew.handle();
+    let mut starts = 0;
+    let work = tokio::spawn(crew.work(move |task, term| {
+        starts += 1;
+        let (history, first) = (history.clone(), starts <= 3);
+        async move {
+            let _belief = Belief::new(&history, "it", &term);
+            match (first, task.as_str()) {
+                (true, "task-00") => {}
+                // Unlike `panic!` it prints nothing, and unwinds all the same.
+                (true, "task-01") => std::panic::resume_unwind(Box::new("told to panic")),
+                _ => term.cancelled().await,
+            }
+        }
+    }));
+    let instance = Instance { locks, handle, work };
+    until("two are started again", || site.starts() == 5).await;
+    site.shared_out(&[&instance], &[3]).await;
+    assert_eq!(site.starts(), 5, "the third had no need to");
+    instance.stop().await;
+    site.check_history();
 }
 
 /// An instance whose membership is lost joins again, and its tasks go on meanwhile.

@@ -10,13 +10,19 @@ use super::plan::{Look, Plan, Planner};
 use super::pool::Pool;
 use super::view::{Card, Sign, View};
 use super::{CrewMember, Report, Setup};
+use crate::elector::without_panic;
 use crate::engine::jittered;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Status, Why};
 use crate::lock::TryAcquire;
+use crate::locks::Locks;
 use crate::members::{Join, Membership};
 use crate::record::Record;
 use crate::term::{Cancel, Keeper, Ran, Term};
+
+/// How long a task whose worker has ended by itself stays held, so that one which ends at once is not started again and again by
+/// everybody in turn.
+const RESTART: Duration = Duration::from_secs(1);
 
 /// How far this instance is with a task.
 enum Mine {
@@ -41,10 +47,10 @@ struct Run<S, T> {
 /// Works until it is to stop.
 pub(super) async fn run<W: Future<Output = ()>>(setup: Setup, mut work: impl FnMut(String, Term) -> W) -> Result<()> {
     let _ended = Ended(setup.control.report.clone());
-    let limit = setup.stop_within;
+    let (limit, locks) = (setup.stop_within, setup.locks.clone());
     let start = |keeper: Keeper| {
         let term = keeper.term();
-        tend(work(term.key().to_owned(), term), keeper, limit)
+        tend(work(term.key().to_owned(), term), keeper, limit, locks.clone())
     };
     let planner = Planner::new(setup.settle);
     let (workers, claims, mine) = (Pool::new(), Pool::new(), BTreeMap::new());
@@ -52,14 +58,23 @@ pub(super) async fn run<W: Future<Output = ()>>(setup: Setup, mut work: impl FnM
 }
 
 /// Runs a worker, and frees its name when it has ended: not before, and also if this is dropped.
-async fn tend(work: impl Future<Output = ()>, keeper: Keeper, limit: Duration) {
-    match keeper.run(work, limit).await {
-        Ran::Lost(lost) => tracing::debug!(target: "tenure::recipe", %lost, "a worker was dropped"),
-        Ran::Done(()) | Ran::CutOff => {
-            // Tried until the term is over: then it is free, too.
-            let _ = keeper.release().await;
+async fn tend(work: impl Future<Output = ()>, keeper: Keeper, limit: Duration, locks: Locks) {
+    let term = keeper.term();
+    match keeper.run(without_panic(|| work), limit).await {
+        Ran::Lost(lost) => return tracing::warn!(target: "tenure::recipe", %lost, "a worker was dropped"),
+        Ran::CutOff => tracing::warn!(target: "tenure::recipe", name = %term.name(), "a worker was cut off"),
+        Ran::Done(ended) => {
+            if let Err(panic) = ended {
+                tracing::error!(target: "tenure::recipe", name = %term.name(), panic, "a worker panicked");
+            }
+            tokio::select! {
+                _ = locks.pause(RESTART) => {}
+                () = term.cancelled() => {}
+            }
         }
     }
+    // Tried until the term is over: then it is free, too.
+    let _ = keeper.release().await;
 }
 
 impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
