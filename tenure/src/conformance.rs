@@ -262,6 +262,7 @@ promises! {
         a_crew_drops_the_worker_of_a_lost_task,
         a_crew_starts_a_worker_again_that_has_ended,
         a_crew_member_that_was_evicted_joins_again,
+        a_crew_member_that_was_cut_off_comes_back,
         a_crew_leaves_nothing_behind,
         bad_crew_options_are_refused,
     }

@@ -21,6 +21,7 @@
 //! - Many names of a kind, with the same options: [`Locks::scope`].
 //! - One process of many that does the work, and another when it is gone: [`Locks::election`]. Many such tasks in a process, by
 //!   key: [`Locks::elector`].
+//! - Who is there: [`Locks::members`]. Many tasks, spread evenly over all processes there are: [`Locks::crew`].
 //! - [`Locks::list`], [`get`](Locks::get), [`stats`](Locks::stats), [`evict`](Locks::evict) are for people who look after it.
 //!
 //! # Features
@@ -36,7 +37,7 @@
 //!
 //! Through the crate `tracing`, with the fields `name`, `owner`, `token` and `store`. Targets: `tenure::lock` (acquired,
 //! contended, released: debug), `tenure::renew` (renewed: trace; token rotated: debug; renewal failed, at risk: warn),
-//! `tenure::loss` (lost, not released: error). The same comes as [`Events`]. Elections and electors say in `tenure::recipe` how
+//! `tenure::loss` (lost, not released: error). The same comes as [`Events`]. Elections, electors and crews say in `tenure::recipe` how
 //! their work ended (done: debug; cut off, lost: warn; failed, panicked: error).
 
 pub mod clock;
@@ -84,6 +85,10 @@ pub use term::{Cancelled, Term};
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/recipes.md")]
+struct Recipes;
 
 /// It shows all three databases.
 #[cfg(all(doctest, feature = "postgres", feature = "mysql", feature = "sqlite"))]

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::support::{LONG, SOON, TICK, free_for, soon};
-use super::{History, Operation, Subject, Verdict, What};
+use super::{Fault, History, Operation, Subject, Verdict, What};
 use crate::clock::Moment;
 use crate::crew::{Crew, Handle};
 use crate::error::{Error, Result};
@@ -98,7 +98,10 @@ impl<'a> Site<'a> {
 
     /// An instance whose workers go on for some time after they were told to stop.
     async fn start_with(&self, capacity: u32, linger: Duration, stop_within: Duration) -> Instance {
-        let locks = self.subject.connect().await;
+        self.start_on(self.subject.connect().await, capacity, linger, stop_within)
+    }
+
+    fn start_on(&self, locks: Locks, capacity: u32, linger: Duration, stop_within: Duration) -> Instance {
         let crew = self.crew(&locks).capacity(capacity).stop_within(stop_within);
         let (handle, history) = (crew.handle(), self.history.clone());
         let holder: Arc<str> = self.started.fetch_add(1, Ordering::Relaxed).to_string().into();
@@ -318,6 +321,22 @@ pub async fn a_crew_member_that_was_evicted_joins_again(subject: &Subject) {
     sleep(2 * SETTLE).await;
     site.shared_out(&[&a, &b], &[2, 2]).await;
     assert_eq!(site.starts(), 4, "workers were started, and no task had to move");
+}
+
+/// An instance that is cut off from the store drops its workers before others have their tasks; when it is back it joins
+/// again, and gets its share.
+pub async fn a_crew_member_that_was_cut_off_comes_back(subject: &Subject) {
+    let mut site = Site::new(subject, 4);
+    site.ttl = 3 * subject.ttl();
+    let (locks, store) = subject.connect_faulty().await;
+    let (a, b) = (site.start(50).await, site.start_on(locks, 50, LONG, LONG));
+    site.shared_out(&[&a, &b], &[2, 2]).await;
+    store.always_all(Fault::Fail);
+    site.shared_out(&[&a, &b], &[0, 4]).await;
+    store.heal();
+    site.shared_out(&[&a, &b], &[2, 2]).await;
+    assert_eq!(site.starts(), 8, "two tasks had to move there, and two back");
+    site.check_history();
 }
 
 /// When a shutdown begins workers are told, their tasks released and the group left; when the future is dropped, too.
