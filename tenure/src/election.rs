@@ -14,11 +14,11 @@ use crate::options::{Options, option_setters};
 use crate::record::{Record, Token};
 use crate::term::{Cancel, Keeper, Ran, STOP_WITHIN, Term};
 
-/// The first pause after work that failed or ended at once. It doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The pause before the next campaign: on a store that is polled, others need it to win. It doubles while work ends soon.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// The longest such pause: what was wrong may have been put right meanwhile.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Work that lasted this long has begun well: the pauses start from the first again, and after a good end there is none.
+/// Work that lasted this long has begun well, and the pauses start from the first again.
 const LASTED: Duration = Duration::from_secs(10);
 /// How long one that stepped down leaves the name to others, at least: more than they take to notice.
 const REST: Duration = Duration::from_secs(1);
@@ -50,21 +50,21 @@ pub struct Election {
     locks: Locks,
     name: String,
     options: Options,
-    stop_within: Duration,
+    stop_within: Option<Duration>,
     chair: Arc<Chair>,
 }
 
 impl Election {
     pub(crate) fn new(locks: Locks, name: String) -> Self {
-        Self { locks, name, options: Options::default(), stop_within: STOP_WITHIN, chair: Arc::default() }
+        Self { locks, name, options: Options::default(), stop_within: Some(STOP_WITHIN), chair: Arc::default() }
     }
 
     option_setters!();
 
-    /// How long the work of [`lead`](Election::lead) may take to end when it is told to step down: 10 s unless set. It is
-    /// dropped then.
-    pub fn stop_within(mut self, limit: Duration) -> Self {
-        self.stop_within = limit;
+    /// How long the work of [`lead`](Election::lead) may take to end when it is told to step down: 10 s unless set;
+    /// `None` is as long as it likes. It is dropped then. In a [shutdown](Locks::shutdown), the shutdown's own time counts.
+    pub fn stop_within(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.stop_within = limit.into();
         self
     }
 
@@ -99,8 +99,8 @@ impl Election {
     /// says why: [`Error::Closed`] after a shutdown, [`Error::Invalid`] for a bad name or option, a store that refuses for good.
     ///
     /// The work is dropped at once when the term is lost. When it ends, with or without an error, or when it was told to
-    /// [step down](Election::step_down), the name is released, others have their chance, and this one campaigns again; after an
-    /// error, or if it ended at once, with growing pauses. Errors are logged as `tenure::recipe`.
+    /// [step down](Election::step_down), the name is released, and after a pause this one campaigns again, so that others have their
+    /// chance. The pauses grow, up to 30 s, while the work ends within 10 s of its beginning. Errors are logged as `tenure::recipe`.
     ///
     /// # Cancel safety
     /// Dropping it drops the work, and then frees the name.
@@ -117,8 +117,8 @@ impl Election {
                 Err(error) if error.is_transient() => self.failed_to_campaign(&error),
                 Err(error) => return error,
             };
-            let pause = pauses.after(end, &self.locks);
-            if let Err(closed) = self.locks.pause(pause).await {
+            let pause = pauses.after(&end, self.locks.about().poll);
+            if let Err(closed) = self.locks.pause(jittered(pause)).await {
                 return closed;
             }
         }
@@ -146,23 +146,19 @@ impl Election {
         let (term, cancel, began) = (keeper.term(), keeper.canceller(), Moment::now());
         let seated = self.chair.sit(&cancel);
         tracing::debug!(target: "tenure::recipe", name = %term.name(), token = term.token().0, "leads");
-        let ran = keeper.run(work(term.clone()), self.stop_within).await;
+        let ran = keeper.run(work(term.clone()), self.stop_within.unwrap_or(Duration::MAX)).await;
         drop(seated);
         if let Err(error) = keeper.release().await {
             // Loss and a failed release are told by the engine, too.
             tracing::debug!(target: "tenure::recipe", name = %term.name(), %error, "not released");
         }
         report(&term, &ran);
-        match ran {
-            _ if cancel.is_told() => End::SteppedDown,
-            Ran::Done(Err(_)) => End::Failed(Moment::now() - began),
-            _ => End::Well(Moment::now() - began),
-        }
+        if cancel.is_told() { End::SteppedDown } else { End::After(Moment::now() - began) }
     }
 
     fn failed_to_campaign(&self, error: &Error) -> End {
         tracing::warn!(target: "tenure::recipe", name = self.name, %error, "can't campaign; will try again");
-        End::Failed(Duration::ZERO)
+        End::After(Duration::ZERO)
     }
 }
 
@@ -180,34 +176,28 @@ fn report<E: fmt::Display>(term: &Term, ran: &Ran<Result<(), E>>) {
     }
 }
 
-/// How a term ended, and after how long.
+/// How a term ended.
 enum End {
-    Well(Duration),
-    Failed(Duration),
     SteppedDown,
+    /// After this long, by whatever else.
+    After(Duration),
 }
 
 /// The pauses between campaigns.
 #[derive(Default)]
 struct Pauses {
-    /// How many ended badly or at once, one after the other.
+    /// How many ended soon, one after the other.
     vain: u32,
 }
 
 impl Pauses {
-    fn after(&mut self, end: End, locks: &Locks) -> Duration {
+    fn after(&mut self, end: &End, poll: Duration) -> Duration {
         match end {
-            End::SteppedDown => return REST.max(2 * locks.about().poll),
-            End::Well(lasted) if lasted >= LASTED => {
-                self.vain = 0;
-                return Duration::ZERO;
-            }
-            End::Failed(lasted) if lasted >= LASTED => self.vain = 0,
-            End::Well(_) | End::Failed(_) => {}
+            End::SteppedDown => return REST.max(2 * poll),
+            End::After(lasted) if *lasted >= LASTED => self.vain = 0,
+            End::After(_) => self.vain += 1,
         }
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.vain.min(16)).min(LONGEST_PAUSE);
-        self.vain += 1;
-        jittered(pause)
+        FIRST_PAUSE.saturating_mul(1 << self.vain.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
     }
 }
 
@@ -333,5 +323,43 @@ impl Seen {
             Some(_) => None,
             None => (!std::mem::replace(&mut self.nobody, true)).then_some(Observed::Nobody),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{LeaseId, Name, Row};
+
+    fn term(first: u64, token: u64) -> Option<Record> {
+        let name = Name::new("x").unwrap();
+        let (first, token, lease) = (Token(first), Token(token), LeaseId::random());
+        let (owner, data) = (String::new(), None);
+        Some(Row { name, owner, lease, first, token, acquired: 1, renewed: 1, expires: 2, grace: 0, data }.at(1))
+    }
+
+    #[test]
+    fn an_observer_tells_of_no_term_twice_or_late() {
+        let mut seen = Seen::default();
+        let looks =
+            [None, term(5, 5), term(5, 8), None, None, term(5, 9), term(3, 3), term(7, 7), term(6, 6), term(9, 9)];
+        let told = looks.into_iter().filter_map(|look| seen.note(look)).map(|observed| match observed {
+            Observed::Leader(record) => record.token.0,
+            Observed::Nobody => 0,
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [0, 5, 0, 7, 9]);
+    }
+
+    #[test]
+    fn pauses_grow_while_work_ends_soon() {
+        let mut pauses = Pauses::default();
+        let mut after = |end| pauses.after(&end, Duration::from_secs(1));
+        assert_eq!(after(End::SteppedDown), Duration::from_secs(2), "longer than others take to look");
+        assert_eq!(
+            [after(End::After(Duration::ZERO)), after(End::After(Duration::ZERO))],
+            [FIRST_PAUSE, 2 * FIRST_PAUSE]
+        );
+        assert_eq!((0..30).map(|_| after(End::After(Duration::ZERO))).max(), Some(LONGEST_PAUSE));
+        assert_eq!([after(End::After(LASTED)), after(End::After(Duration::ZERO))], [FIRST_PAUSE, FIRST_PAUSE]);
     }
 }

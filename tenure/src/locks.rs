@@ -320,7 +320,8 @@ impl Locks {
     }
 
     /// Ends it all in order: no new acquires; every holder is told ([`Status::Closing`]) and has `within` to release,
-    /// while renewal goes on; then what is left is released. Returns what could not be.
+    /// while renewal goes on; then what is left is released. Returns what could not be. A second shutdown that leaves less time
+    /// shortens the first.
     ///
     /// # Cancel safety
     /// Once polled, the shutdown goes on even if this is dropped.

@@ -239,7 +239,7 @@ pub async fn observers_see_each_term_once_and_in_order(subject: &Subject) {
     for word in ["one", "two", "three"] {
         let (_locks, election) = candidate(subject, &name, word).await;
         // Rotation makes the token rise within the term, which is not another term.
-        let election = election.ttl(subject.ttl()).rotate_every(subject.ttl() / 4);
+        let election = election.ttl(4 * subject.ttl()).rotate_every(subject.ttl() / 4);
         let leads = soon("a campaign", election.campaign()).await.expect("nobody else campaigns");
         led.push((word.to_owned(), leads.owner().to_owned()));
         seen.push(leader(soon("the next term", observer.next()).await));
@@ -261,10 +261,12 @@ pub async fn a_dropped_look_of_an_observer_loses_nothing(subject: &Subject) {
     let guard = hold(&locks, &name).await;
     let mut observer = locks.election(name.as_str()).observe();
     let look = async {
+        let mut patience = Duration::ZERO;
         loop {
-            if let Ok(seen) = timeout(TICK / 5, observer.next()).await {
+            if let Ok(seen) = timeout(patience, observer.next()).await {
                 return leader(seen);
             }
+            patience += TICK / 5;
         }
     };
     assert_eq!(soon("the leader is seen", look).await.token, guard.token());

@@ -218,18 +218,24 @@ pub async fn a_task_whose_key_is_lost_is_dropped(subject: &Subject) {
     must_win(&elector, "a", until_told).await;
 }
 
-/// Closing stops all tasks at once and waits for them; nothing is started any more.
+/// Closing tells all tasks at once to stop, and waits for them; nothing is started any more.
 pub async fn closing_an_elector_stops_all(subject: &Subject) {
     let (_locks, elector, name) = elector(subject).await;
-    let limit = Duration::from_millis(300);
-    let elector = elector.stop_within(limit);
-    must_win(&elector, "a", |_| pending()).await;
-    must_win(&elector, "b", |_| pending()).await;
-    must_win(&elector, "c", until_told).await;
+    let elector = elector.stop_within(Duration::from_secs(3));
+    must_win(&elector, "b", until_told).await;
+    let other = elector.holding().remove(0);
+    // The first in order, which waits for the second to be told.
+    must_win(&elector, "a", move |term| async move {
+        term.cancelled().await;
+        other.cancelled().await;
+    })
+    .await;
+    must_win(&elector, "c", |_| pending()).await;
     let endings = soon("the close", elector.close()).await;
     let ended = |key: &str| endings.iter().find(|(ended, _)| ended == key).map(|(_, ending)| ending);
-    assert!(matches!(ended("a"), Some(Ok(Ending::CutOff))) && matches!(ended("b"), Some(Ok(Ending::CutOff))));
-    assert!(matches!(ended("c"), Some(Ok(Ending::Done))), "{endings:?}");
+    assert!(matches!(ended("a"), Some(Ok(Ending::Done))), "told one after the other: {endings:?}");
+    assert!(matches!(ended("b"), Some(Ok(Ending::Done))), "{endings:?}");
+    assert!(matches!(ended("c"), Some(Ok(Ending::CutOff))), "{endings:?}");
     let refused = elector.start("d", until_told).await;
     assert!(matches!(refused, Err(Error::Closed)), "after a close, a start says {refused:?}");
     let left = elector.locked().await.expect("the store answers");
