@@ -35,7 +35,7 @@ impl Locks {
             heartbeat: None,
             round: None,
             settle: SETTLE,
-            stop_within: STOP_WITHIN,
+            stop_within: Some(STOP_WITHIN),
         }
     }
 }
@@ -92,7 +92,7 @@ pub struct Crew {
     heartbeat: Option<Duration>,
     round: Option<Duration>,
     settle: Duration,
-    stop_within: Duration,
+    stop_within: Option<Duration>,
 }
 
 impl Crew {
@@ -145,9 +145,10 @@ impl Crew {
         self
     }
 
-    /// How long a worker that was told to stop may take before it is dropped: 10 s unless set.
-    pub fn stop_within(mut self, limit: Duration) -> Self {
-        self.stop_within = limit;
+    /// How long a worker may take to end when it is told to stop: 10 s unless set; `None` is as long as it likes. It is
+    /// dropped then. In a [shutdown](Locks::shutdown), the shutdown's own time counts.
+    pub fn stop_within(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.stop_within = limit.into();
         self
     }
 
@@ -167,7 +168,7 @@ impl Crew {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad group, task or option; [`Error::Store`] if it can't join the group; [`Error::Closed`] if the
-    /// engine has died.
+    /// engine has died, or the time of a shutdown was over first.
     ///
     /// # Cancel safety
     /// Dropping it drops all workers, and then releases their names and leaves the group. To let workers end in their
@@ -188,7 +189,7 @@ impl Crew {
                 "(0) must be at least 1: an instance that is to have no tasks need not join",
             ));
         }
-        let round = interval(&self.locks, self.round.or(Some(self.ttl / 4).filter(|quarter| *quarter < LEAST_ROUND)));
+        let round = self.round.unwrap_or_else(|| self.usual_round());
         self.check_times(round)?;
         let id = format!("{:016x}", LeaseId::random().0 as u64);
         Ok(Setup {
@@ -202,8 +203,14 @@ impl Crew {
             heartbeat: self.heartbeat,
             round,
             settle: self.settle,
-            stop_within: self.stop_within,
+            stop_within: self.stop_within.unwrap_or(Duration::MAX),
         })
+    }
+
+    /// One that contradicts no other option: those were set, and this was not.
+    fn usual_round(&self) -> Duration {
+        let settle = if self.settle.is_zero() { SETTLE } else { self.settle };
+        interval(&self.locks, None).min(self.ttl / 4).min(settle)
     }
 
     fn check_times(&self, round: Duration) -> Result<()> {
@@ -219,17 +226,14 @@ impl Crew {
                 format!("({:?}) must be zero or at least round ({round:?}): raise settle or lower round", self.settle),
             ));
         }
-        for (what, time) in [("settle", self.settle), ("stop_within", self.stop_within)] {
-            if time > limits::TIME {
+        for (what, time) in [("settle", Some(self.settle)), ("stop_within", self.stop_within)] {
+            if let Some(time) = time.filter(|time| *time > limits::TIME) {
                 return Err(Error::invalid(what, format!("({time:?}) must be at most a year")));
             }
         }
         Ok(())
     }
 }
-
-/// With a TTL below four of these, rounds come more often unless set.
-const LEAST_ROUND: Duration = Duration::from_millis(250);
 
 /// A crew's options, checked.
 #[derive(Debug)]

@@ -339,16 +339,19 @@ pub async fn a_crew_member_that_was_cut_off_comes_back(subject: &Subject) {
     site.check_history();
 }
 
-/// When a shutdown begins workers are told, their tasks released and the group left; when the future is dropped, too.
+/// When it is stopped, or a shutdown begins, workers are told, their tasks released and the group left; when the future is dropped, too.
 pub async fn a_crew_leaves_nothing_behind(subject: &Subject) {
-    let site = Site::new(subject, 3);
+    let (site, other) = (Site::new(subject, 3), subject.connect().await);
+    let stopped = site.start(50).await;
+    site.shared_out(&[&stopped], &[3]).await;
+    stopped.stop().await;
+    assert_eq!(other.list(site.group.as_str()).await.expect("the store answers"), []);
     let mut a = site.start_with(50, Duration::from_millis(50), LONG).await;
     site.shared_out(&[&a], &[3]).await;
     let unreleased = soon("the shutdown", a.locks.shutdown(SOON)).await;
     assert!(unreleased.is_empty(), "{unreleased:?}");
     soon("the end", &mut a.work).await.expect("no panic").expect("a shutdown is no failure");
     soon("no more reports", async { while a.handle.changed().await.is_some() {} }).await;
-    let other = subject.connect().await;
     assert_eq!(other.list(site.group.as_str()).await.expect("the store answers"), []);
     let b = site.start_with(50, LONG, LONG).await;
     site.shared_out(&[&b], &[3]).await;

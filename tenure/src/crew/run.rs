@@ -41,6 +41,8 @@ struct Run<S, T> {
     planner: Planner,
     /// How many wishes have been carried out.
     wishes: u64,
+    /// Whether the last look failed.
+    blind: bool,
     report: Report,
 }
 
@@ -54,7 +56,7 @@ pub(super) async fn run<W: Future<Output = ()>>(setup: Setup, mut work: impl FnM
     };
     let planner = Planner::new(setup.settle);
     let (workers, claims, mine) = (Pool::new(), Pool::new(), BTreeMap::new());
-    Run { setup, start, workers, claims, mine, planner, wishes: 0, report: Report::default() }.run().await
+    Run { setup, start, workers, claims, mine, planner, wishes: 0, blind: false, report: Report::default() }.run().await
 }
 
 /// Runs a worker, and frees its name when it has ended: not before, and also if this is dropped.
@@ -91,8 +93,9 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
             self.look().await?;
             self.rest(&membership).await;
         }
+        let closed = is_closed(&membership);
         self.wind_up(membership).await;
-        Ok(())
+        if closed { Err(Error::Closed) } else { Ok(()) }
     }
 
     fn join(&self) -> Join {
@@ -150,12 +153,20 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
 
     async fn look(&mut self) -> Result<()> {
         let (locks, prefix) = (self.setup.locks.clone(), format!("{}/", self.setup.group));
-        match self.meanwhile(locks.list(prefix)).await {
-            Ok(records) => self.act(&records),
+        let blind = match self.meanwhile(locks.list(prefix)).await {
+            Ok(records) => {
+                self.act(&records);
+                None
+            }
             Err(Error::Closed) => return Err(Error::Closed),
             // Workers go on while their names are held; who is lost is told without the store.
-            Err(error) => tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't look"),
+            Err(error) => Some(error),
+        };
+        // Once, not in every round.
+        if let Some(error) = blind.as_ref().filter(|_| !self.blind) {
+            tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't look");
         }
+        self.blind = blind.is_some();
         Ok(())
     }
 
@@ -267,9 +278,14 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
     }
 }
 
-/// Whether the membership was lost, but not because this process ends.
+/// Whether the membership was lost, and can be had again.
 fn has_lapsed(membership: &Membership) -> bool {
-    matches!(membership.guard.status(), Status::Lost(lost) if !matches!(lost.why, Why::Closed))
+    !membership.is_member() && !is_closed(membership)
+}
+
+/// Whether the membership was lost because this process's lock service has ended.
+fn is_closed(membership: &Membership) -> bool {
+    matches!(membership.guard.status(), Status::Lost(lost) if matches!(lost.why, Why::Closed))
 }
 
 /// Says, however it ends, that there will be no more reports.
