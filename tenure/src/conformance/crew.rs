@@ -230,6 +230,9 @@ pub async fn a_crew_releases_a_task_when_its_worker_has_ended(subject: &Subject)
     site.shared_out(&[&a], &[4]).await;
     let b = site.start_with(50, LONG, Duration::from_millis(300)).await;
     site.shared_out(&[&a, &b], &[2, 2]).await;
+    // Were too many told to stop, the rest would move now.
+    sleep(2 * linger).await;
+    site.shared_out(&[&a, &b], &[2, 2]).await;
     assert_eq!(site.starts(), 6, "workers were started, and two tasks had to move, however long that takes");
     site.check_history();
     // Its workers would go on for much longer than they may.
