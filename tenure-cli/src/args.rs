@@ -22,10 +22,10 @@ Exit codes:
   69       the store (or the folder of fences) is out of reach
   71       the operating system refused
   75       busy: somebody else has the name (run; see --busy-exit-code)
-  76       lost: the name was lost while CMD ran (run)
+  76       lost: the name was lost while CMD ran (run, lead)
   126, 127 CMD can't be run, CMD was not found (run, fence)
-  128+n    signal n ended CMD (run, fence), or tenure while it waited
-Other codes of run and fence are CMD's own.
+  128+n    signal n ended CMD (run, lead, fence), or tenure while it waited
+Other codes of run, lead and fence are CMD's own.
 
 The store:
   --store URL, else TENURE_STORE, else a file in $XDG_STATE_HOME/tenure or ~/.local/state/tenure.
@@ -46,6 +46,16 @@ writes to check TENURE_TOKEN (see tenure fence).
 
 With --json, tenure writes what happens to the name to standard error, one object a line: waiting, acquired, at_risk, lost, \
 released, not_released. Standard output is CMD's alone.";
+
+const LEAD_HELP: &str = "\
+CMD runs while this one leads, as with tenure run: the same environment, the same watchdog, dead with all its descendants before the name can \
+pass to another. It is started again after every win. When CMD ends, whatever its exit code, the name is released for others to win, and after a \
+moment this one campaigns again; the pauses grow, up to 30 s, while CMD ends within 10 s of its start.
+
+SIGTERM, SIGINT and SIGQUIT end it: CMD gets the signal too, and when it is dead the name is released. The exit code is then CMD's own, as with \
+tenure run, or 128+n if this one did not lead. SIGHUP is passed on, and ends it only if CMD dies of it, or if this one does not lead.
+
+Give others your word with --data: tenure show NAME tells who leads, and says it.";
 
 const FENCE_HELP: &str = "\
 Lets TOKEN pass unless a larger one was seen before for RESOURCE, and remembers it. Put it where the work is done:
@@ -103,6 +113,8 @@ impl Globals {
 pub enum Command {
     /// Hold a name while a command runs
     Run(Run),
+    /// Campaign for a name for ever, and run a command whenever this one leads
+    Lead(Lead),
     /// List who holds what
     Ls(Ls),
     /// Show one name in full; exit code 1 if nobody holds it
@@ -142,6 +154,14 @@ pub struct Run {
     pub busy_exit_code: u8,
 }
 
+/// `tenure lead`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = LEAD_HELP)]
+pub struct Lead {
+    #[command(flatten)]
+    pub hold: Hold,
+}
+
 /// What is held, how, and what runs meanwhile.
 #[derive(Debug, clap::Args)]
 pub struct Hold {
@@ -154,7 +174,7 @@ pub struct Hold {
     /// Keep the name closed for this long after the term expired unreleased, for work that can't check tokens
     #[arg(long, value_name = "DURATION", default_value = "0s", hide_default_value = true, value_parser = duration)]
     pub grace: Duration,
-    /// End CMD and free the name after this long, whatever CMD is doing (exit code 76)
+    /// End CMD and free the name after this long, whatever CMD is doing (run: exit code 76)
     #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
     pub max_hold: Option<Duration>,
     /// Attach data for others to see: JSON, 64 KiB at most

@@ -4,6 +4,7 @@ mod doctor;
 mod evict;
 mod fence;
 mod generate;
+mod lead;
 mod ls;
 mod prune;
 mod run;
@@ -19,6 +20,7 @@ use crate::args::{Command, Globals};
 pub async fn run(command: Command, globals: &Globals) -> Result<u8> {
     match command {
         Command::Run(args) => run::run(&args, globals).await,
+        Command::Lead(args) => lead::lead(&args, globals).await,
         Command::Ls(args) => ls::ls(&args, globals).await,
         Command::Show(args) => show::show(&args, globals).await,
         Command::Evict(args) => evict::evict(&args, globals).await,

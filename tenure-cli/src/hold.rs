@@ -3,6 +3,7 @@
 //! The name is given back only when the command and everything below it is confirmed dead.
 
 use std::ffi::OsString;
+use std::fmt;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
@@ -38,6 +39,12 @@ pub struct Loss {
     pub name: Name,
     pub token: Token,
     pub why: String,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lost {} (token {}): {}", self.name, self.token, self.why)
+    }
 }
 
 /// Runs the command, passes signals on to it, ends it when the name is lost, and gives the name back when it is dead.

@@ -14,7 +14,10 @@ const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::
 
 /// The signals that this process receives, one after the other.
 #[derive(Debug)]
-pub struct Signals(Vec<(Signal, unix::Signal)>);
+pub struct Signals {
+    caught: Vec<(Signal, unix::Signal)>,
+    last_ending: Option<Signal>,
+}
 
 impl Signals {
     /// Catches all that can be passed on, but those that this process was started to ignore (`nohup`, a script's
@@ -23,7 +26,7 @@ impl Signals {
         let ignored = ignored();
         let heard = ENDING.into_iter().chain(OTHERS).filter(|signal| !is_in(ignored, *signal));
         let catch = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
-        Ok(Self(heard.map(catch).collect::<io::Result<_>>()?))
+        Ok(Self { caught: heard.map(catch).collect::<io::Result<_>>()?, last_ending: None })
     }
 
     /// The next signal. Cancel safe.
@@ -41,13 +44,20 @@ impl Signals {
         }
     }
 
+    /// The last signal that asked to end, whoever was told of it.
+    pub fn last_ending(&self) -> Option<Signal> {
+        self.last_ending
+    }
+
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
         let arrived =
             |(_, stream): &mut (Signal, unix::Signal)| matches!(stream.poll_recv(context), Poll::Ready(Some(())));
-        match self.0.iter_mut().position(arrived) {
-            Some(index) => Poll::Ready(self.0[index].0),
-            None => Poll::Pending,
+        let Some(index) = self.caught.iter_mut().position(arrived) else { return Poll::Pending };
+        let signal = self.caught[index].0;
+        if ENDING.contains(&signal) {
+            self.last_ending = Some(signal);
         }
+        Poll::Ready(signal)
     }
 }
 

@@ -25,18 +25,24 @@ mod batches;
 mod cancel;
 mod checker;
 mod contention;
+mod crew;
 mod edges;
 mod events;
 mod exclusion;
 mod failures;
 mod faulty;
+mod fleet;
 mod gate;
 mod history;
 mod load;
 mod loss;
+mod members;
 mod names;
 mod order;
 mod processes;
+mod recipes_election;
+mod recipes_elector;
+mod recipes_processes;
 mod shutdown;
 mod slow;
 mod subject;
@@ -228,6 +234,7 @@ promises! {
         shutdown_tells_holders_and_waits_for_them,
         shutdown_refuses_new_acquires,
         shutdown_releases_what_is_left,
+        a_hurried_shutdown_shortens_the_one_before,
         shutdown_returns_what_could_not_be_released,
     }
     events (Store) {
@@ -238,5 +245,57 @@ promises! {
     contention (Store) {
         contention_yields_a_history_without_overlap,
         contention_on_a_faulty_store_yields_a_history_without_overlap,
+    }
+    members (Store) {
+        a_member_is_listed_until_it_leaves,
+        a_member_that_is_cut_off_is_told_and_gone_after_its_ttl,
+        an_evicted_member_is_told,
+        observers_are_told_of_each_change_once,
+        bad_members_options_are_refused,
+    }
+    crew (Store) {
+        a_crew_shares_its_tasks_out_as_members_come_and_go,
+        a_crew_heeds_unequal_capacities,
+        a_crew_takes_tasks_added_and_removed_while_it_runs,
+        a_crew_releases_a_task_when_its_worker_has_ended,
+        a_flapping_instance_does_not_disturb_a_crew,
+        a_crew_drops_the_worker_of_a_lost_task,
+        a_crew_starts_a_worker_again_that_has_ended,
+        a_crew_member_that_was_evicted_joins_again,
+        a_crew_member_that_was_cut_off_comes_back,
+        a_crew_leaves_nothing_behind,
+        bad_crew_options_are_refused,
+    }
+    fleet (Url) {
+        a_crew_of_processes_moves_only_what_it_must_when_they_die_and_return,
+        a_paused_instance_of_a_crew_is_refused_by_the_fence,
+    }
+    recipes_election (Store) {
+        a_leader_is_followed_when_it_resigns,
+        the_leaders_work_is_dropped_on_loss,
+        a_leader_steps_down_when_its_work_has_ended,
+        a_leader_that_does_not_step_down_is_cut_off,
+        a_leader_whose_work_fails_campaigns_again,
+        a_dropped_lead_frees,
+        leading_ends_with_a_reason,
+        observers_see_each_term_once_and_in_order,
+        a_dropped_look_of_an_observer_loses_nothing,
+    }
+    recipes_elector (Store) {
+        one_process_wins_a_key,
+        a_key_is_not_started_twice,
+        a_stopped_task_ends_before_its_key_is_free,
+        a_task_that_does_not_stop_is_cut_off,
+        a_task_that_ends_or_panics_frees_its_key,
+        a_task_is_told_with_two_intervals_left,
+        a_task_whose_key_is_lost_is_dropped,
+        closing_an_elector_stops_all,
+        a_dropped_elector_frees,
+        a_shutdown_ends_an_electors_tasks,
+        an_elector_refuses_bad_input,
+        a_spawner_runs_the_tasks,
+    }
+    recipes_processes (Url) {
+        a_process_told_to_end_leaves_nothing,
     }
 }

@@ -32,6 +32,7 @@ use calls::Done;
 pub(crate) use claims::{Answer, Request, Wait};
 use closing::Closing;
 pub use closing::Unreleased;
+pub(crate) use slot::jittered;
 use slot::{Desk, Slot};
 use terms::Term;
 
@@ -119,6 +120,21 @@ impl Shared {
             })
         })));
         answer.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Lets time pass, on the engine's thread: so whoever waits needs no runtime of a certain kind. Ends with an error when the
+    /// engine does.
+    pub async fn pause(&self, time: Duration) -> Result<()> {
+        let (mut reply, answer) = oneshot::channel();
+        self.send(Message::Call(Box::new(move |_| {
+            Box::pin(async move {
+                tokio::select! {
+                    () = sleep(time) => drop(reply.send(())),
+                    () = reply.closed() => {}
+                }
+            })
+        })));
+        answer.await.map_err(|_| Error::Closed)
     }
 }
 

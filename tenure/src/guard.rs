@@ -88,8 +88,10 @@ pub(crate) struct Held {
 #[derive(Debug)]
 struct State {
     status: Status,
-    /// The last failure to renew.
+    /// The last failure to renew, until a renewal succeeds.
     error: Option<Error>,
+    /// A shutdown has begun, even if the status has other news.
+    closing: bool,
 }
 
 impl State {
@@ -107,7 +109,7 @@ impl Held {
             ttl,
             deadline: AtomicU64::new(deadline.as_nanos()),
             token: AtomicU64::new(token.0),
-            state: Mutex::new(State { status: Status::Held, error: None }),
+            state: Mutex::new(State { status: Status::Held, error: None, closing: false }),
             changed: Notify::new(),
         }
     }
@@ -148,6 +150,20 @@ impl Held {
     /// A renewal failed.
     pub fn note(&self, error: Error) {
         self.state().error = Some(error);
+        self.changed.notify_waiters();
+    }
+
+    /// What is left of the term, if the last renewal failed.
+    pub fn failing(&self) -> Option<Duration> {
+        let state = self.state();
+        let failing = state.error.is_some() && !state.is_over();
+        failing.then(|| self.deadline().remaining())
+    }
+
+    /// Whether the holder is to let go, or has: the term is over, or a shutdown has begun.
+    pub fn is_ending(&self) -> bool {
+        let state = self.state();
+        state.closing || state.is_over()
     }
 
     /// How the term stands at this moment, whatever was signalled so far.
@@ -161,6 +177,7 @@ impl Held {
         if state.is_over() {
             return false;
         }
+        state.closing |= matches!(news, Status::Closing);
         state.status = news;
         self.changed.notify_waiters();
         true
@@ -178,10 +195,15 @@ impl Held {
     }
 
     async fn until_lost(self: Arc<Self>) -> Lost {
+        self.until(Self::lost).await
+    }
+
+    /// Waits until `look` finds something; it looks at each change.
+    pub async fn until<T>(&self, look: impl Fn(&Self) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
-            if let Some(lost) = self.lost() {
-                return lost;
+            if let Some(found) = look(self) {
+                return found;
             }
             changed.await;
         }
@@ -339,7 +361,7 @@ pub struct LostSignal {
 }
 
 impl LostSignal {
-    fn new(held: Arc<Held>) -> Self {
+    pub(crate) fn new(held: Arc<Held>) -> Self {
         Self { wait: Box::pin(held.clone().until_lost()), held }
     }
 }

@@ -31,6 +31,12 @@ impl Lock {
         Self { shared, name, options }
     }
 
+    /// With all options at once, as a recipe has them.
+    pub(crate) fn with(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
     option_setters!();
 
     /// Waits at most this long for the name; for ever unless set. Zero asks the store once.
@@ -86,6 +92,12 @@ pub struct TryLock {
 impl TryLock {
     pub(crate) fn new(shared: Arc<Shared>, name: Result<Name>, options: Options) -> Self {
         Self { shared, name, options }
+    }
+
+    /// With all options at once, as a recipe has them.
+    pub(crate) fn with(mut self, options: Options) -> Self {
+        self.options = options;
+        self
     }
 
     option_setters!();

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::election::Election;
+use crate::elector::Elector;
 use crate::engine::{CALL_LIMIT, Message, Shared, Starting, Unreleased};
 use crate::error::{Error, Result};
 use crate::event::Events;
@@ -154,6 +156,16 @@ impl Locks {
         Scope { locks: self.clone(), prefix: prefix.into(), options: Options::default() }
     }
 
+    /// The choice of a leader among all who campaign for `name`.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.clone(), name.into())
+    }
+
+    /// Tasks by key, each in at most one process at a time; a key is the name `scope/key`.
+    pub fn elector(&self, scope: impl Into<String>) -> Elector {
+        Elector::new(self.clone(), scope.into())
+    }
+
     /// Who holds this name, by the store's word; `None` if it is free.
     ///
     /// # Errors
@@ -281,6 +293,11 @@ impl Locks {
         self.shared.call(PRUNE_LIMIT, move |store| async move { store.prune(idle).await }).await
     }
 
+    /// Lets time pass; see [`Shared::pause`].
+    pub(crate) async fn pause(&self, time: Duration) -> Result<()> {
+        self.shared.pause(time).await
+    }
+
     /// What this kind of store is and promises.
     pub fn about(&self) -> &About {
         &self.shared.about
@@ -303,7 +320,8 @@ impl Locks {
     }
 
     /// Ends it all in order: no new acquires; every holder is told ([`Status::Closing`]) and has `within` to release,
-    /// while renewal goes on; then what is left is released. Returns what could not be.
+    /// while renewal goes on; then what is left is released. Returns what could not be. A second shutdown that leaves less time
+    /// shortens the first.
     ///
     /// # Cancel safety
     /// Once polled, the shutdown goes on even if this is dropped.
@@ -368,7 +386,7 @@ impl Scope {
     }
 
     /// `q` and `q/` would be two scopes that look like one.
-    fn name(&self, name: impl AsRef<str>) -> Result<Name> {
+    pub(crate) fn name(&self, name: impl AsRef<str>) -> Result<Name> {
         if self.prefix.is_empty() || self.prefix.ends_with('/') {
             return Err(Error::invalid("scope", format!("{:?} must not be empty or end with a /", self.prefix)));
         }

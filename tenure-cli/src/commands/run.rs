@@ -8,7 +8,7 @@ use tenure::{Error, Event, EventKind, Events, Guard, Lock, Locks, Name, Next, Re
 
 use crate::args::{Globals, Hold, Run};
 use crate::exit::{self, Failure};
-use crate::hold::{Job, Loss, Outcome, hold};
+use crate::hold::{Job, Outcome, hold};
 use crate::news::News;
 use crate::output::{age, printable};
 use crate::signals::Signals;
@@ -27,9 +27,7 @@ pub async fn run(args: &Run, globals: &Globals) -> Result<u8> {
     let job = Job { command: &args.hold.command, ttl: args.hold.ttl, news };
     match hold(guard, events, &mut signals, job).await? {
         Outcome::Ended(exit) => Ok(exit.code()),
-        Outcome::Lost(Loss { name, token, why }) => {
-            Err(Failure::new(exit::LOST, format!("lost {name} (token {token}): {why}")).into())
-        }
+        Outcome::Lost(loss) => Err(Failure::new(exit::LOST, loss.to_string()).into()),
     }
 }
 
@@ -43,9 +41,7 @@ enum Acquired {
 
 async fn acquire(args: &Run, globals: &Globals, news: News) -> Result<Acquired> {
     let locks = state::connect(globals).await?;
-    if locks.about().store == "memory" {
-        news.warn("memory: is known to this process only, and excludes nobody");
-    }
+    warn_about_memory(&locks, news);
     let events = locks.events();
     let lock = asked(&locks, &args.hold);
     let lock = match (args.once, args.wait) {
@@ -67,8 +63,15 @@ async fn acquire(args: &Run, globals: &Globals, news: News) -> Result<Acquired> 
     }
 }
 
+/// It is for trying things out.
+pub fn warn_about_memory(locks: &Locks, news: News) {
+    if locks.about().store == "memory" {
+        news.warn("memory: is known to this process only, and excludes nobody");
+    }
+}
+
 /// The request, as the options of everything that holds have it.
-fn asked(locks: &Locks, options: &Hold) -> Lock {
+pub fn asked(locks: &Locks, options: &Hold) -> Lock {
     let mut lock = locks.lock(&options.name).ttl(options.ttl.get()).grace(options.grace);
     if let Some(max_hold) = options.max_hold {
         lock = lock.max_hold(max_hold);
@@ -90,7 +93,7 @@ fn busy(name: &Name, holder: Option<&Record>) -> String {
 }
 
 /// Says once who has the name, when it turns out that somebody has it; never returns, lest it end the wait.
-async fn tell_who_holds(locks: &Locks, name: &Name, news: News) {
+pub async fn tell_who_holds(locks: &Locks, name: &Name, news: News) {
     let mut events = locks.events();
     while news.tells_of_waiting() {
         match events.next().await {

@@ -71,6 +71,7 @@ pub struct Faulty {
 struct State {
     lanes: HashMap<Call, Lane>,
     opened: bool,
+    lists: u64,
     under_way: HashMap<Name, Call>,
     breaches: Vec<String>,
 }
@@ -162,6 +163,11 @@ impl Faulty {
     /// How many entries they had, together.
     pub fn entries(&self, call: Call) -> u64 {
         self.lane(call, |lane| lane.entries)
+    }
+
+    /// How many lists were asked for, page by page.
+    pub fn lists(&self) -> u64 {
+        self.state().lists
     }
 
     /// Waits until this many calls of this kind have arrived, from the beginning.
@@ -347,6 +353,7 @@ impl Store for Faulty {
     }
 
     async fn list(&self, page: &Page) -> Result<Vec<Record>> {
+        self.state().lists += 1;
         self.store.list(page).await
     }
 

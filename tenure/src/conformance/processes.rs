@@ -11,8 +11,9 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::contention::{TIME, Workload, judge};
+use super::fleet::{self, CrewOrders};
 use super::support::{LONG, SOON, TICK, free_for, is_closed_to, soon};
-use super::{History, Operation, Subject, What};
+use super::{History, Operation, Subject, What, recipes_processes};
 use crate::clock::Moment;
 use crate::locks::{Connect, Locks};
 use crate::record::{Name, Token};
@@ -22,15 +23,16 @@ const ORDERS: &str = "TENURE_CONFORMANCE_CHILD";
 
 /// What a child process is to do.
 #[derive(Serialize, Deserialize)]
-struct Orders {
+pub(super) struct Orders {
     role: Role,
     url: String,
-    names: Vec<String>,
-    ttl: Duration,
+    pub names: Vec<String>,
+    pub ttl: Duration,
+    pub crew: Option<CrewOrders>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum Role {
+pub(super) enum Role {
     /// Holds a name until told to end, and still when `main` ends.
     Hold,
     /// The same, in a task of a runtime.
@@ -39,6 +41,10 @@ enum Role {
     Panic,
     /// Contends for names, and tells the history.
     Contend,
+    /// Works in a crew, and tells what it does.
+    Crew,
+    /// Serves until it is told to end by a signal.
+    Serve,
 }
 
 /// What a child process holds when its `main` ends. See [`child_role`].
@@ -75,6 +81,14 @@ pub fn child_role(connect: impl FnOnce(&str) -> Connect) -> Option<Child> {
         }
         Role::HoldInTask => Box::new(hold_in_task(locks, &orders)),
         Role::Contend => Box::new(contend(locks, &orders)),
+        Role::Crew => {
+            fleet::work(&locks, &orders);
+            Box::new(())
+        }
+        Role::Serve => {
+            recipes_processes::serve(locks, &orders);
+            Box::new(())
+        }
     }))
 }
 
@@ -109,11 +123,11 @@ fn contend(locks: Locks, orders: &Orders) -> History {
     history
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(super) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime can be made")
 }
 
-fn say(word: &dyn fmt::Display) {
+pub(super) fn say(word: &dyn fmt::Display) {
     let mut out = std::io::stdout().lock();
     // A parent that is gone is no reason to panic.
     let _ = writeln!(out, "{word}").and_then(|()| out.flush());
@@ -126,7 +140,7 @@ fn wait_for_the_end() {
 
 /// An operation as a child tells it.
 #[derive(Serialize, Deserialize)]
-struct Line {
+pub(super) struct Line {
     name: String,
     holder: String,
     granted: Option<u64>,
@@ -151,15 +165,19 @@ impl From<Line> for Operation {
 }
 
 /// A child process, killed if it is still there when this is dropped.
-struct Process {
-    child: std::process::Child,
-    lines: mpsc::UnboundedReceiver<String>,
+pub(super) struct Process {
+    pub child: std::process::Child,
+    pub lines: mpsc::UnboundedReceiver<String>,
 }
 
 impl Process {
-    fn start(subject: &Subject, role: Role, names: &[Name], ttl: Duration) -> Self {
+    pub fn start(subject: &Subject, role: Role, names: &[Name], ttl: Duration) -> Self {
+        Self::with(subject, role, names.iter().map(Name::to_string).collect(), ttl, None)
+    }
+
+    pub fn with(subject: &Subject, role: Role, names: Vec<String>, ttl: Duration, crew: Option<CrewOrders>) -> Self {
         let url = subject.location().expect("this promise needs a store with a URL").into();
-        let orders = Orders { role, url, names: names.iter().map(Name::to_string).collect(), ttl };
+        let orders = Orders { role, url, names, ttl, crew };
         let mut child = Command::new(std::env::current_exe().expect("this program has a path"))
             .env(ORDERS, serde_json::to_string(&orders).expect("orders are JSON"))
             .stdin(Stdio::piped())
@@ -172,7 +190,7 @@ impl Process {
         Self { child, lines }
     }
 
-    async fn line(&mut self) -> Option<String> {
+    pub async fn line(&mut self) -> Option<String> {
         timeout(TIME + SOON, self.lines.recv()).await.expect("a child says something")
     }
 
@@ -182,7 +200,7 @@ impl Process {
     }
 
     /// Lets it end by itself.
-    async fn end(&mut self) -> ExitStatus {
+    pub async fn end(&mut self) -> ExitStatus {
         drop(self.child.stdin.take());
         let ended = async {
             loop {

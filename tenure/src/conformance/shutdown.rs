@@ -74,6 +74,23 @@ pub async fn shutdown_releases_what_is_left(subject: &Subject) {
     }
 }
 
+/// A second shutdown that leaves less time shortens the first.
+pub async fn a_hurried_shutdown_shortens_the_one_before(subject: &Subject) {
+    let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
+    let guard = hold(&locks, &name).await;
+    let mut watch = guard.watch();
+    let first = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.shutdown(LONG).await }
+    });
+    soon("word of the shutdown", watch.changed()).await;
+    let second = soon("a shutdown that has no time", locks.shutdown(Duration::ZERO)).await;
+    let first = soon("the first one ends with it", first).await.expect("the shutdown ends well");
+    assert!(first.is_empty() && second.is_empty(), "left: {first:?}, {second:?}");
+    assert!(!guard.is_held(), "held after a shutdown");
+    free_for(&other, &name, "after a shutdown").await;
+}
+
 /// A shutdown says what it could not release, and does not wait for it for ever.
 pub async fn shutdown_returns_what_could_not_be_released(subject: &Subject) {
     let (locks, faulty) = subject.connect_faulty().await;

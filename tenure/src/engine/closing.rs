@@ -58,11 +58,13 @@ impl Engine {
         self.close(Closing { holders_until: None, until: None, replies: Vec::new(), parting });
     }
 
-    /// The first wish sets the times; those that come later wait with it.
+    /// The first wish sets the times, and a later one that is in a greater hurry; all wait together.
     fn close(&mut self, wish: Closing) {
         self.desk.closing = true;
         match &mut self.closing {
             Some(closing) => {
+                closing.holders_until =
+                    closing.holders_until.map(|until| wish.holders_until.unwrap_or(until).min(until));
                 closing.replies.extend(wish.replies);
                 closing.parting.extend(wish.parting);
             }

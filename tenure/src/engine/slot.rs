@@ -54,7 +54,7 @@ impl Desk {
 }
 
 /// Between half of it and all of it.
-pub(super) fn jittered(time: Duration) -> Duration {
+pub(crate) fn jittered(time: Duration) -> Duration {
     let random = getrandom::u32().expect("the operating system has random numbers");
     time.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
