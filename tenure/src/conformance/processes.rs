@@ -39,8 +39,8 @@ pub(super) enum Role {
     Panic,
     /// Contends for names, and tells the history.
     Contend,
-    /// Serves until it is told to end by a signal.
-    Serve,
+    /// Serves until it is told to end by a signal, and has this long for it.
+    Serve { within: Duration },
 }
 
 /// What a child process holds when its `main` ends. See [`child_role`].
@@ -77,8 +77,8 @@ pub fn child_role(connect: impl FnOnce(&str) -> Connect) -> Option<Child> {
         }
         Role::HoldInTask => Box::new(hold_in_task(locks, &orders)),
         Role::Contend => Box::new(contend(locks, &orders)),
-        Role::Serve => {
-            recipes_processes::serve(locks, &orders);
+        Role::Serve { within } => {
+            recipes_processes::serve(locks, &orders, within);
             Box::new(())
         }
     }))
