@@ -52,7 +52,7 @@ CMD runs while this one leads, as with tenure run: the same environment, the sam
 pass to another. It is started again after every win. When CMD ends, whatever its exit code, the name is released for others to win, and after a \
 moment this one campaigns again; the pauses grow, up to 30 s, while CMD ends within 10 s of its start.
 
-SIGTERM, SIGINT and SIGQUIT end it: CMD gets the signal too, and when it is dead the name is released. The exit code is then CMD's own, as with \
+SIGTERM, SIGINT (ctrl-C) and SIGQUIT end it: CMD gets the signal too, and when it is dead the name is released. The exit code is then CMD's own, as with \
 tenure run, or 128+n if this one did not lead. SIGHUP is passed on, and ends it only if CMD dies of it, or if this one does not lead.
 
 Give others your word with --data: tenure show NAME tells who leads, and says it.";

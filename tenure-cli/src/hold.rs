@@ -11,7 +11,7 @@ use tenure::{Error, Event, EventKind, Events, Guard, Lost, LostSignal, Name, Nex
 
 use crate::news::News;
 use crate::signals::Signals;
-use crate::supervise::{Ended, Exit, Stop, Supervised};
+use crate::supervise::{Ended, Exit, Keyboard, Stop, Supervised};
 
 /// What runs while the name is held.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub struct Job<'a> {
     pub command: &'a [OsString],
     /// The TTL that the name was acquired with.
     pub ttl: Ttl,
+    /// Who hears ctrl-C.
+    pub keyboard: Keyboard,
     /// Where to say what happens.
     pub news: News,
 }
@@ -54,6 +56,8 @@ pub async fn hold(guard: Guard, events: Events, signals: &mut Signals, job: Job<
     job.news.acquired(&guard);
     let mut holding = Holding::start(guard, events, job)?;
     let ended = holding.watch(signals).await;
+    // A ctrl-C that ended the command may have come together with the news of it, and is not meant for what follows.
+    signals.drain().await;
     Ok(holding.finish(ended, signals).await)
 }
 
@@ -72,7 +76,8 @@ struct Holding {
 impl Holding {
     fn start(guard: Guard, events: Events, job: Job<'_>) -> Result<Self> {
         let env = environment(&guard);
-        let command = Supervised::start(job.command, &env, job.ttl.get(), guard.deadline().since_boot())
+        let deadline = guard.deadline().since_boot();
+        let command = Supervised::start(job.command, &env, job.ttl.get(), deadline, job.keyboard)
             .context("can't start the watchdog")?;
         let loss = guard.lost();
         Ok(Self { guard: Some(guard), command, loss, lost: None, events, failure: None, news: job.news })

@@ -44,6 +44,15 @@ impl Signals {
         }
     }
 
+    /// Takes note of what has arrived by now: the command that it was for is no more.
+    pub async fn drain(&mut self) {
+        poll_fn(|context| {
+            while self.poll(context).is_ready() {}
+            Poll::Ready(())
+        })
+        .await;
+    }
+
     /// The last signal that asked to end, whoever was told of it.
     pub fn last_ending(&self) -> Option<Signal> {
         self.last_ending

@@ -56,6 +56,15 @@ pub fn this_binary() -> io::Result<Command> {
     Ok(command)
 }
 
+/// Who hears ctrl-C, if there is a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keyboard {
+    /// CMD alone, which has the terminal to itself, unless the rest of a pipeline needs it too.
+    Lent,
+    /// This process too.
+    Shared,
+}
+
 /// CMD, running under a watchdog.
 ///
 /// This process becomes a subreaper. Children that it had before are left alone, but it must start no others. It must
@@ -96,13 +105,14 @@ impl Supervised {
         env: &[(String, String)],
         ttl: Duration,
         deadline: Duration,
+        keyboard: Keyboard,
     ) -> io::Result<Self> {
         Descendants::adopt()?;
         let below = Descendants::new()?;
         let lent = Lent::prepare();
         let ground = match &lent {
             None => Ground::Background,
-            Some(_) if is_in_pipeline() => Ground::Shared,
+            Some(_) if keyboard == Keyboard::Shared || is_in_pipeline() => Ground::Shared,
             Some(_) => Ground::Foreground,
         };
         let (ours, theirs) = net::UnixStream::pair()?;

@@ -286,6 +286,7 @@ promises! {
         a_key_is_not_started_twice,
         a_stopped_task_ends_before_its_key_is_free,
         a_task_that_does_not_stop_is_cut_off,
+        a_stop_releases_again_what_failed,
         a_task_that_ends_or_panics_frees_its_key,
         a_task_is_told_with_two_intervals_left,
         a_task_whose_key_is_lost_is_dropped,
@@ -297,5 +298,6 @@ promises! {
     }
     recipes_processes (Url) {
         a_process_told_to_end_leaves_nothing,
+        a_process_told_to_end_twice_hurries,
     }
 }

@@ -15,7 +15,7 @@ use crate::hold::{Job, Outcome, hold};
 use crate::news::News;
 use crate::signals::Signals;
 use crate::state;
-use crate::supervise::Exit;
+use crate::supervise::{Exit, Keyboard};
 
 /// The pause after CMD has ended, in which others may win. It doubles while CMD ends soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -44,7 +44,9 @@ pub async fn lead(args: &Lead, globals: &Globals) -> Result<u8> {
         let began = Instant::now();
         match won {
             Ok((guard, events)) => {
-                let job = Job { command: &args.hold.command, ttl: args.hold.ttl, news };
+                // A CMD that handles ctrl-C and ends would be started again, for ever.
+                let keyboard = Keyboard::Shared;
+                let job = Job { command: &args.hold.command, ttl: args.hold.ttl, keyboard, news };
                 let outcome = hold(guard, events, &mut signals, job).await?;
                 if is_asked_to_end(&signals, &outcome) {
                     return last(outcome);

@@ -13,6 +13,7 @@ use crate::news::News;
 use crate::output::{age, printable};
 use crate::signals::Signals;
 use crate::state;
+use crate::supervise::Keyboard;
 
 /// Acquires the name, runs the command, and returns the command's exit code.
 pub async fn run(args: &Run, globals: &Globals) -> Result<u8> {
@@ -24,7 +25,7 @@ pub async fn run(args: &Run, globals: &Globals) -> Result<u8> {
         acquired = acquire(args, globals, news) => acquired?,
     };
     let Acquired::Held { guard, events, .. } = acquired else { return Ok(exit::DONE) };
-    let job = Job { command: &args.hold.command, ttl: args.hold.ttl, news };
+    let job = Job { command: &args.hold.command, ttl: args.hold.ttl, keyboard: Keyboard::Lent, news };
     match hold(guard, events, &mut signals, job).await? {
         Outcome::Ended(exit) => Ok(exit.code()),
         Outcome::Lost(loss) => Err(Failure::new(exit::LOST, loss.to_string()).into()),

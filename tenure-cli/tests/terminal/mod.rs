@@ -176,6 +176,18 @@ fn command_that_handles_ctrl_c_goes_on() {
 }
 
 #[test]
+fn ctrl_c_ends_lead_whatever_the_command_makes_of_it() {
+    for (command, code) in
+        [("trap 'exit 7' INT; echo begun; while :; do sleep 0.1; done", 7), ("echo begun; sleep 100", 130)]
+    {
+        let mut terminal = Terminal::start(&format!("$TENURE lead job -- sh -c \"{command}\""));
+        terminal.shows("begun");
+        terminal.types("\x03");
+        assert_eq!(terminal.ends(), Some(code), "{command}");
+    }
+}
+
+#[test]
 fn pager_behind_tenure_has_the_terminal_too() {
     let mut terminal = Terminal::start(
         r#"set -m

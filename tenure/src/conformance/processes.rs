@@ -43,8 +43,8 @@ pub(super) enum Role {
     Contend,
     /// Works in a crew, and tells what it does.
     Crew,
-    /// Serves until it is told to end by a signal.
-    Serve,
+    /// Serves until it is told to end by a signal, and has this long for it.
+    Serve { within: Duration },
 }
 
 /// What a child process holds when its `main` ends. See [`child_role`].
@@ -85,8 +85,8 @@ pub fn child_role(connect: impl FnOnce(&str) -> Connect) -> Option<Child> {
             fleet::work(&locks, &orders);
             Box::new(())
         }
-        Role::Serve => {
-            recipes_processes::serve(locks, &orders);
+        Role::Serve { within } => {
+            recipes_processes::serve(locks, &orders, within);
             Box::new(())
         }
     }))

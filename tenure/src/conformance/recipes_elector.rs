@@ -139,6 +139,25 @@ pub async fn a_task_that_does_not_stop_is_cut_off(subject: &Subject) {
     is_free(&subject.connect().await, &name, "after its task was cut off").await;
 }
 
+/// A release that fails is made again before a stop says that all is done; one that can't be made is told.
+pub async fn a_stop_releases_again_what_failed(subject: &Subject) {
+    let (locks, faulty) = subject.connect_faulty().await;
+    let (elector, name) = on(subject, &locks);
+    let elector = elector.ttl(LONG);
+    must_win(&elector, "a", until_told).await;
+    faulty.next_calls(2, Call::Release, Fault::Fail);
+    let ending = soon("the stop", elector.stop("a")).await.expect("the key is released in the end");
+    assert!(matches!(ending, Some(Ending::Done)), "the task ended with {ending:?}");
+    assert!(faulty.calls(Call::Release) > 2, "a release that failed was not made again");
+    is_free(&subject.connect().await, &name, "after its task was stopped").await;
+    let elector = elector.ttl(subject.ttl());
+    must_win(&elector, "a", until_told).await;
+    faulty.always(Call::Release, Fault::Fail);
+    let failed = soon("the stop", elector.stop("a")).await;
+    assert!(matches!(failed, Err(Error::Store { .. })), "a key that could not be released: {failed:?}");
+    assert!(elector.holding().is_empty());
+}
+
 /// A task that ends, or panics, frees its key; a panic is told, and touches no other task.
 pub async fn a_task_that_ends_or_panics_frees_its_key(subject: &Subject) {
     let (_locks, elector, name) = elector(subject).await;
