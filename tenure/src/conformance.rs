@@ -150,6 +150,7 @@ promises! {
     cancel (Store) {
         a_dropped_acquire_leaves_nothing,
         an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing,
+        an_acquire_dropped_while_its_retry_is_under_way_leaves_nothing,
         an_acquire_dropped_after_its_grant_leaves_nothing,
         an_acquire_dropped_while_waiting_leaves_nothing,
         a_timed_out_acquire_leaves_nothing,

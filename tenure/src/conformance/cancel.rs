@@ -67,6 +67,30 @@ pub async fn an_acquire_dropped_while_its_claim_is_under_way_leaves_nothing(subj
     }
 }
 
+/// The same while its claim is made again, as the first attempt has lost its connection and is carried out last of all.
+pub async fn an_acquire_dropped_while_its_retry_is_under_way_leaves_nothing(subject: &Subject) {
+    let ((locks, faulty), other) = (with_statement_limit(subject).await, subject.connect().await);
+    let (name, first, retry) = (subject.name(), Gate::new(), Gate::new());
+    faulty.next(Call::Claim, Fault::Abandon(first.clone()));
+    faulty.next(Call::Claim, Fault::Hold(retry.clone()));
+    let mut acquire = locks.lock(&name).ttl(LONG).into_future();
+    assert!(poll_once(&mut acquire).await.is_pending());
+    soon("the claim is made again", retry.reached()).await;
+    drop(acquire);
+    taken_in(&locks).await;
+    retry.open();
+    soon("the retry is carried out", retry.passed()).await;
+    let released = async {
+        while other.get(&name).await.expect("the store answers").is_some() {
+            sleep(DELAY).await;
+        }
+    };
+    soon("the retry's grant is released", released).await;
+    first.open();
+    soon("the claim is carried out", first.passed()).await;
+    free_for(&other, &name, "after its asker went when its claim was made again").await;
+}
+
 /// An acquire that is dropped when it was granted, but before it has seen the grant, leaves the name free.
 pub async fn an_acquire_dropped_after_its_grant_leaves_nothing(subject: &Subject) {
     let ((locks, faulty), other) = (subject.connect_faulty().await, subject.connect().await);

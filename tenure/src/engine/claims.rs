@@ -202,7 +202,10 @@ impl Slot {
         let asker = self.waiters.get_mut(ticket);
         match (answer, asker) {
             (Ok(Outcome::Granted(grant)), Some(_)) => self.granted(ticket, grant, sent, desk),
-            (Ok(Outcome::Granted(grant)), None) => self.end_orphan(claim.lease, Some(grant.token), claim.ttl, desk),
+            (Ok(Outcome::Granted(grant)), None) => {
+                // By its lease alone if an earlier attempt may still be granted, with another token.
+                self.end_orphan(claim.lease, (!unsure).then_some(grant.token), claim.ttl, desk);
+            }
             (Ok(Outcome::Busy(record)), asker) => {
                 if let Some(asker) = asker {
                     asker.failing = None;
