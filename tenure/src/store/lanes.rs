@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Connections for one kind of call, at most so many at a time.
 pub(super) struct Lane<C> {
@@ -53,5 +53,23 @@ impl<C> Taken<'_, C> {
     /// It works: the next call may have it.
     pub fn put_back(self) {
         self.lane.idle().push(self.connection);
+    }
+}
+
+/// Why a statement has no rows.
+pub(super) enum Failed {
+    Connect(Error),
+    /// The server said no.
+    Refused(sqlx::Error),
+    /// The connection is gone.
+    Broken(sqlx::Error),
+}
+
+/// Why there is no connection. The drivers say of a certificate that was refused that it is invalid data; it is not a
+/// matter of trying again.
+pub(super) fn why_unconnected(error: sqlx::Error) -> sqlx::Error {
+    match error {
+        sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => sqlx::Error::Tls(why.into()),
+        error => error,
     }
 }

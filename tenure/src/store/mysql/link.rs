@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use super::statements::{ENTRIES, IDLE, SETUP, Statement, Statements};
 use super::{CALLS, STORE, Table};
 use crate::error::{Error, Result};
-use crate::store::lanes::Lane;
+use crate::store::lanes::{Failed, Lane, why_unconnected};
 use crate::store::url::Identifier;
 
 /// The first versions with `skip locked` and `json_table`.
@@ -61,13 +61,7 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<MySqlConnection> {
-        let mut connection = self.options.connect().await.map_err(|error| match error {
-            // So the driver says that a certificate was refused.
-            sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => {
-                self.explain(sqlx::Error::Tls(why.into()))
-            }
-            error => self.explain(error),
-        })?;
+        let mut connection = self.options.connect().await.map_err(|error| self.explain(why_unconnected(error)))?;
         sqlx::raw_sql(SETUP).execute(&mut connection).await.map_err(|error| self.explain(error))?;
         Ok(connection)
     }
@@ -225,13 +219,6 @@ impl Link {
             _ => Error::transient(STORE, format!("{place}: {error}")),
         }
     }
-}
-
-/// Why a statement has no rows.
-enum Failed {
-    Connect(Error),
-    Refused(sqlx::Error),
-    Broken(sqlx::Error),
 }
 
 async fn fetch<'q, Q>(

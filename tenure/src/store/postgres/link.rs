@@ -11,7 +11,7 @@ use super::listener::Listener;
 use super::statements::{Statement, Statements, TUNE, statement};
 use super::{CALLS, STORE};
 use crate::error::{Error, Result};
-use crate::store::lanes::{Lane, Taken};
+use crate::store::lanes::{Failed, Lane, Taken, why_unconnected};
 
 const OLDEST: i32 = 13;
 
@@ -64,14 +64,8 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<PgConnection> {
-        let connected = self.options.connect().await.map_err(|error| match error {
-            // So the driver says that a certificate was refused.
-            sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => {
-                self.explain(sqlx::Error::Tls(why.into()))
-            }
-            error => self.explain(error),
-        });
-        let mut connection = connected?;
+        let connected = self.options.connect().await;
+        let mut connection = connected.map_err(|error| self.explain(why_unconnected(error)))?;
         if self.is_direct.load(Ordering::Relaxed) {
             self.tune(&mut connection).await?;
         }
@@ -232,13 +226,6 @@ impl Link {
             _ => Error::transient(STORE, format!("{place}: {error}")),
         }
     }
-}
-
-/// Why a statement has no rows.
-enum Failed {
-    Connect(Error),
-    Refused(sqlx::Error),
-    Broken(sqlx::Error),
 }
 
 /// The server's process for a connection.
