@@ -13,6 +13,8 @@ use crate::record::{LeaseId, Name, Record, Token, Ttl};
 
 #[cfg(any(feature = "sqlite", feature = "mysql"))]
 mod entries;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod lanes;
 pub mod memory;

@@ -7,6 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Store;
+#[cfg(feature = "etcd")]
+use super::etcd::EtcdStore;
 use super::memory::MemoryStore;
 #[cfg(feature = "mysql")]
 use super::mysql::MySqlStore;
@@ -45,6 +47,7 @@ const KINDS: &[Kind] = &[
         settings: &["schema", "table"],
         make: with_feature!("mysql", MySqlStore::from_url),
     },
+    Kind { scheme: "etcd", also: &[], settings: &["prefix"], make: with_feature!("etcd", EtcdStore::from_url) },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
@@ -73,6 +76,7 @@ impl Kind {
 /// | `sqlite:PATH` | a file on this machine (feature `sqlite`); setting: `tenure.table` |
 /// | `postgres://USER:PASSWORD@HOST:PORT/DATABASE` | a PostgreSQL server (feature `postgres`); settings: `tenure.schema`, `tenure.table` |
 /// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
+/// | `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT,…` | an etcd cluster (feature `etcd`); setting: `tenure.prefix`; options: `tls`, `ca`, `cert`, `key` |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.
@@ -175,6 +179,33 @@ impl StoreUrl {
     /// [`Error::Invalid`] if it is set and no [`Identifier`].
     pub fn identifier(&self, name: &str) -> Result<Option<Identifier>> {
         self.setting(name).map(|text| Identifier::parse(&format!("{PREFIX}{name}"), text)).transpose()
+    }
+
+    /// Who asks, with a password if there is one, and the hosts, as they are written.
+    #[cfg(feature = "etcd")]
+    pub(super) fn authority(&self) -> Result<(Option<(String, Option<String>)>, &str)> {
+        let whole = self.body.strip_prefix("//").unwrap_or(&self.body);
+        let (user, hosts) = whole.rsplit_once('@').map_or((None, whole), |(user, hosts)| (Some(user), hosts));
+        let (hosts, path) = hosts.split_once('/').unwrap_or((hosts, ""));
+        if !path.is_empty() {
+            return Err(self.refuse(format!("has the path {path:?}, which means nothing here: remove it")));
+        }
+        let decoded = |text: &str| percent_decoded(text).map_err(|why| self.refuse(format!("has a user that {why}")));
+        let user = user.map(|user| {
+            let (name, password) = user.split_once(':').map_or((user, None), |(name, word)| (name, Some(word)));
+            Ok::<_, Error>((decoded(name)?, password.map(decoded).transpose()?))
+        });
+        Ok((user.transpose()?, hosts))
+    }
+
+    /// The value of an option of the driver, decoded.
+    #[cfg(feature = "etcd")]
+    pub(super) fn option(&self, name: &str) -> Result<Option<String>> {
+        let value = |option: &String| option.strip_prefix(name)?.strip_prefix('=').map(ToOwned::to_owned);
+        let value = self.options.iter().find_map(value);
+        let decoded =
+            |value: String| percent_decoded(&value).map_err(|why| self.refuse(format!("has {name}, which {why}")));
+        value.map(decoded).transpose()
     }
 
     /// Refuses an option of the driver that is not in `known`: drivers ignore what they don't know, and a mistyped
