@@ -4,6 +4,7 @@
 //! process that started it dies instead.
 
 mod certificate;
+mod etcd;
 mod home;
 mod mariadb;
 mod pgbouncer;
@@ -12,6 +13,7 @@ mod postgres;
 mod processes;
 mod server;
 
+pub use etcd::{Etcd, EtcdCluster};
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;

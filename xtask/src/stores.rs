@@ -1,9 +1,10 @@
 //! The stores that the tests run on: what each needs on the machine, and how its servers are started.
 
+use std::any::Any;
 use std::ops::Deref;
 
 use anyhow::{Context, Result};
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, EtcdCluster, MariaDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
 /// A store that the tests run on.
@@ -18,8 +19,17 @@ pub struct Store {
     start: fn() -> Result<Vec<Running>>,
 }
 
-/// A server that runs until it is dropped.
-type Running = Box<dyn Deref<Target = Server>>;
+/// A server, or several that are one store, until it is dropped.
+struct Running {
+    url: String,
+    _servers: Box<dyn Any>,
+}
+
+impl Running {
+    fn one(server: impl Deref<Target = Server> + 'static) -> Self {
+        Self { url: server.url(), _servers: Box::new(server) }
+    }
+}
 
 /// A server that tests find by a variable.
 pub struct Service {
@@ -41,14 +51,23 @@ pub const STORES: &[Store] = &[
         variables: &["TENURE_TEST_PGBOUNCER", "TENURE_TEST_POSTGRES"],
         start: || {
             let postgres = Postgres::start()?;
-            Ok(vec![Box::new(PgBouncer::start(&postgres)?), Box::new(postgres)])
+            Ok(vec![Running::one(PgBouncer::start(&postgres)?), Running::one(postgres)])
         },
     },
     Store {
         name: "mysql",
         tools: &[MariaDb::TOOLS],
         variables: &["TENURE_TEST_MYSQL"],
-        start: || Ok(vec![Box::new(MariaDb::start()?)]),
+        start: || Ok(vec![Running::one(MariaDb::start()?)]),
+    },
+    Store {
+        name: "etcd",
+        tools: &[Etcd::TOOLS],
+        variables: &["TENURE_TEST_ETCD"],
+        start: || {
+            let cluster = EtcdCluster::start()?;
+            Ok(vec![Running { url: cluster.url(), _servers: Box::new(cluster) }])
+        },
     },
 ];
 
@@ -75,6 +94,6 @@ pub fn start(wanted: impl Fn(&str) -> bool) -> Result<Vec<Service>> {
 
 impl Service {
     pub fn url(&self) -> String {
-        self.server.url()
+        self.server.url.clone()
     }
 }

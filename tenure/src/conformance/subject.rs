@@ -43,12 +43,13 @@ impl Subject {
     /// A store that `make` makes an instance of: each stands for another process, and all are on the same data.
     pub fn new(make: impl Fn() -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
         let random = getrandom::u64().expect("the operating system has random numbers");
+        let ttl = USUAL_TTL.max(make().about().min_ttl);
         Self {
             make: Arc::new(make),
             by_hand: None,
             clock: None,
             url: None,
-            ttl: USUAL_TTL,
+            ttl,
             prefix: format!("conformance/{random:016x}"),
             prefixes: AtomicU64::new(0),
         }
@@ -61,8 +62,8 @@ impl Subject {
         self
     }
 
-    /// The TTL of names that are meant to be renewed or to expire: a second unless set. Raise it for a store that
-    /// can't keep one so short.
+    /// The TTL of names that are meant to be renewed or to expire: a second unless set, or the shortest that the store
+    /// can keep, if that is longer. Raise it for a store that is slow.
     #[must_use]
     pub fn with_ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;

@@ -98,6 +98,8 @@ pub(super) struct DeleteResponse {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub(super) enum Target {
+    /// What is meant if nothing is said.
+    Version = 0,
     Create = 1,
     Modified = 2,
     Value = 3,
