@@ -35,6 +35,8 @@ mod tables;
 #[path = "servers/terms.rs"]
 mod terms;
 
+#[path = "servers/etcd.rs"]
+mod etcd;
 #[path = "servers/mariadb.rs"]
 mod mariadb;
 #[path = "servers/pooler.rs"]
@@ -88,9 +90,6 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         a_server_that_never_answers_is_told,
         a_refused_certificate_is_told,
     }
-    settings {
-        a_usual_server_weakens_nothing,
-    }
     terms {
         rotation_raises_the_token_once_a_period,
     }
@@ -119,6 +118,9 @@ const ON_SQL: &[Test] = tests! {
     }
     refusals {
         each_refusal_says_what_is_wrong_and_no_password,
+    }
+    settings {
+        a_usual_server_weakens_nothing,
     }
     terms {
         heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
@@ -164,9 +166,35 @@ const ON_MARIADB: &[Test] = tests! {
     }
 };
 
+const ON_ETCD: &[Test] = tests! {
+    etcd {
+        names_with_one_ttl_share_a_lease,
+        a_lease_revoked_by_hand_is_told,
+        a_key_deleted_by_hand_is_told,
+        a_key_that_nobody_holds_is_deleted,
+        a_name_that_is_not_renewed_ends_though_its_lease_lives_on,
+        a_grace_is_kept_though_its_lease_lives_on,
+        a_cluster_that_lost_its_data_gives_larger_tokens,
+        a_ttl_below_the_floor_is_refused,
+        a_floor_that_is_higher_is_found_out,
+        each_refusal_says_what_is_wrong,
+        a_login_outlives_its_token,
+        a_user_who_may_not_is_told,
+        a_watch_comes_back_and_says_what_it_may_have_missed,
+        much_data_at_once_is_kept,
+        what_is_not_ours_is_told,
+        a_leader_killed_loses_nothing,
+        a_leader_stopped_loses_nothing,
+        an_endpoint_that_is_gone_loses_nothing,
+        an_endpoint_that_is_cut_off_loses_nothing,
+        a_majority_that_is_gone_is_told_and_recovered_from,
+        a_doctor_tells_what_weakens_the_promises,
+    }
+};
+
 /// All of them.
 fn kinds() -> Vec<Arc<Kind>> {
-    [Kind::postgres(), Kind::mysql()].into_iter().map(Arc::new).collect()
+    [Kind::postgres(), Kind::mysql(), Kind::etcd()].into_iter().map(Arc::new).collect()
 }
 
 fn main() -> ExitCode {

@@ -165,7 +165,7 @@ pub async fn a_leader_steps_down_when_its_work_has_ended(subject: &Subject) {
 
 /// Work that does not end when it is told to is dropped when its time is over, and the name released.
 pub async fn a_leader_that_does_not_step_down_is_cut_off(subject: &Subject) {
-    let name = subject.name();
+    let (other, name) = (subject.connect().await, subject.name());
     let (_a, election) = candidate(subject, &name, "first").await;
     let election = election.stop_within(Duration::from_millis(200));
     let mut leading = Leading::start(&election, false);
@@ -175,7 +175,7 @@ pub async fn a_leader_that_does_not_step_down_is_cut_off(subject: &Subject) {
     let term = leading.ends().await;
     assert!(Moment::now() - told >= Duration::from_millis(200), "cut off before its time was over");
     assert!(term.is_cancelled() && term.why().is_none(), "stepping down counts as loss");
-    free_for(&subject.connect().await, &name, "after a step-down").await;
+    free_for(&other, &name, "after a step-down").await;
 }
 
 /// Work that ends or fails is followed by another campaign, and the name is free for others in between.

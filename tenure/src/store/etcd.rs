@@ -184,14 +184,16 @@ impl Store for EtcdStore {
     }
 
     async fn open(&self) -> Result<()> {
-        let cluster = &self.cluster;
-        cluster.link.prepare().await?;
-        let status = cluster.link.look(StatusRequest {}).await?;
-        examine::check_version(&cluster.link, &status.version)?;
-        cluster.base().await?;
-        cluster.find_floor().await?;
+        let (cluster, link) = (&self.cluster, &self.cluster.link);
+        link.prepare().await?;
+        let status = link.look(StatusRequest {}).await?;
+        examine::check_version(link, &status.version)?;
         // The connection for renewals is there before it is needed.
-        cluster.link.call(&cluster.link.renewals, StatusRequest {}).await?;
+        let (base, floor, renewals) =
+            tokio::join!(cluster.base(), cluster.find_floor(), link.call(&link.renewals, StatusRequest {}));
+        base?;
+        floor?;
+        renewals?;
         Ok(())
     }
 

@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, MariaDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
-use super::{ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
+use super::{ON_ETCD, ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -51,6 +51,7 @@ pub struct Sql {
 pub enum Running {
     Postgres(Postgres),
     MariaDb(MariaDb),
+    Etcd(Etcd),
 }
 
 impl Kind {
@@ -113,6 +114,24 @@ impl Kind {
         }
     }
 
+    /// One member: what takes several is tested on clusters of their own.
+    pub fn etcd() -> Self {
+        Self {
+            name: "etcd",
+            tools: Etcd::TOOLS,
+            tests: &[ON_EVERY_SERVER, ON_ETCD],
+            has_pooler: false,
+            in_clear: "tls=false",
+            verified: "tls=true",
+            authority: "ca",
+            claim_request: str::to_owned,
+            start: |settings| Running::Etcd(Etcd::start_with(settings).unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+            sql: None,
+        }
+    }
+
     /// Of a kind that speaks SQL.
     pub fn sql(&self) -> &Sql {
         self.sql.as_ref().unwrap()
@@ -143,7 +162,22 @@ impl Running {
     pub fn postgres(&self) -> &Postgres {
         match self {
             Self::Postgres(postgres) => postgres,
-            Self::MariaDb(_) => panic!("this is MariaDB"),
+            _ => panic!("this is not PostgreSQL"),
+        }
+    }
+
+    pub fn etcd(&self) -> &Etcd {
+        match self {
+            Self::Etcd(etcd) => etcd,
+            _ => panic!("this is not etcd"),
+        }
+    }
+
+    /// Where it answers with TLS.
+    pub fn tls_url(&self) -> String {
+        match self {
+            Self::Etcd(etcd) => etcd.tls_url(),
+            _ => self.url(),
         }
     }
 
@@ -152,6 +186,7 @@ impl Running {
         match self {
             Self::Postgres(postgres) => postgres.ca_file(),
             Self::MariaDb(mariadb) => mariadb.ca_file(),
+            Self::Etcd(etcd) => etcd.ca_file(),
         }
     }
 }
@@ -163,6 +198,7 @@ impl Deref for Running {
         match self {
             Self::Postgres(postgres) => postgres,
             Self::MariaDb(mariadb) => mariadb,
+            Self::Etcd(etcd) => etcd,
         }
     }
 }

@@ -76,6 +76,7 @@ pub async fn heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked(kind: &Ki
             sqlx::query("select 1").execute(&pool).await.unwrap();
             is_held_while_all_is_blocked(kind, Arc::new(MySqlStore::like(&pool).unwrap())).await;
         }
+        Running::Etcd(_) => unreachable!("there is no pool for it"),
     }
 }
 

@@ -19,10 +19,11 @@ const STOP: Signal = Signal::SIGTERM;
 /// For a cluster to choose its leader, on a busy machine.
 const ELECTION_PATIENCE: Duration = Duration::from_secs(60);
 
-/// A member, which answers in clear and with TLS on the same port.
+/// A member, which answers in clear on one port and with TLS on another.
 pub struct Etcd {
     server: Server,
     certificate: Certificate,
+    tls: Port,
     _peers: Port,
 }
 
@@ -55,8 +56,8 @@ impl Etcd {
     fn start_member(number: usize, peers: Port, cluster: &str, settings: &[(&str, &str)]) -> Result<Self> {
         let home = Home::new("etcd", "etcd", STOP)?;
         let certificate = Certificate::make(&home)?;
-        let port = Port::reserve()?;
-        let mut launch = launch(&home, &port, &certificate)?;
+        let (port, tls) = (Port::reserve()?, Port::reserve()?);
+        let mut launch = launch(&home, &port, &tls, &certificate)?;
         set(&mut launch, "name", &format!("m{number}"));
         set(&mut launch, "initial-cluster", cluster);
         for of in ["listen-peer-urls", "initial-advertise-peer-urls"] {
@@ -66,12 +67,17 @@ impl Etcd {
         // It answers this without the others.
         let probe = etcdctl(&home, port.number(), &["endpoint", "status"])?;
         let server = Server::start(home, port, Kind { launch, probe, url, stop: STOP })?;
-        Ok(Self { server, certificate, _peers: peers })
+        Ok(Self { server, certificate, tls, _peers: peers })
     }
 
     /// The authority that vouches for its certificate, in a file that everybody may read.
     pub fn ca_file(&self) -> &Path {
         &self.certificate.authority
+    }
+
+    /// Where it answers with TLS.
+    pub fn tls_url(&self) -> String {
+        url(self.tls.number())
     }
 
     /// What `etcdctl` says.
@@ -181,10 +187,11 @@ fn peer(number: usize, port: &Port) -> String {
     format!("m{number}={}", address(port))
 }
 
-fn launch(home: &Home, port: &Port, certificate: &Certificate) -> Result<Command> {
+fn launch(home: &Home, port: &Port, tls: &Port, certificate: &Certificate) -> Result<Command> {
     let mut etcd = home.command("etcd")?;
     set(&mut etcd, "data-dir", &home.join("data").to_string_lossy());
-    let both = format!("{},https://127.0.0.1:{}", address(port), port.number());
+    // On one port for both, some versions give a connection to the wrong one.
+    let both = format!("{},https://127.0.0.1:{}", address(port), tls.number());
     set(&mut etcd, "listen-client-urls", &both);
     set(&mut etcd, "advertise-client-urls", &address(port));
     set(&mut etcd, "cert-file", &certificate.certificate.to_string_lossy());
