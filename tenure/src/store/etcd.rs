@@ -49,6 +49,9 @@ const PART_BYTES: usize = 1 << 20;
 /// Claims, and as many releases, that are under way at once: two, so that the next batch gathers while one commits.
 const CALLS: usize = 2;
 
+/// How many parts of one call are under way at once.
+const SIDE_BY_SIDE: usize = 8;
+
 /// A call is given up after two seconds, and what was proposed by then is carried out when there is a leader again. What is
 /// carried out later still ends with its lease.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(4);
@@ -186,7 +189,7 @@ impl Store for EtcdStore {
     async fn open(&self) -> Result<()> {
         let (cluster, link) = (&self.cluster, &self.cluster.link);
         link.prepare().await?;
-        let status = link.look(StatusRequest {}).await?;
+        let status = link.look(&link.main, StatusRequest {}).await?;
         examine::check_version(link, &status.version)?;
         // The connection for renewals is there before it is needed.
         let (base, floor, renewals) =
@@ -258,7 +261,8 @@ impl Store for EtcdStore {
         let cluster = &self.cluster;
         let (key, range_end) = cluster.keys.page(page);
         let limit = i64::try_from(page.limit).unwrap_or(i64::MAX);
-        let range = cluster.link.look(RangeRequest { key, range_end, limit, count_only: false }).await?;
+        let range =
+            cluster.link.look(&cluster.link.main, RangeRequest { key, range_end, limit, count_only: false }).await?;
         let found: Result<Vec<Found>> = range.kvs.into_iter().map(|kv| Found::read(&cluster.keys, kv)).collect();
         Ok(cluster.records(found?).await)
     }
@@ -404,10 +408,10 @@ impl Cluster {
     }
 
     /// What is at each of some keys.
-    async fn fetch(&self, keys: &[Vec<u8>]) -> Result<Vec<Option<KeyValue>>> {
+    async fn fetch(&self, lane: &link::Lane, keys: &[Vec<u8>]) -> Result<Vec<Option<KeyValue>>> {
         let fetched = all(keys.chunks(PART).map(|part| {
             let success = part.iter().map(|key| Op::get(key)).collect();
-            self.link.look(TxnRequest { success, ..TxnRequest::default() })
+            self.link.look(lane, TxnRequest { success, ..TxnRequest::default() })
         }));
         let mut found = Vec::with_capacity(keys.len());
         for part in fetched.await {
@@ -592,7 +596,7 @@ impl Cluster {
             let name = &terms[*entry].name;
             [self.keys.name(name.as_str()), self.keys.mark(name)]
         };
-        let found = self.fetch(&missing.iter().flat_map(keys).collect::<Vec<_>>()).await?;
+        let found = self.fetch(&self.link.renewals, &missing.iter().flat_map(keys).collect::<Vec<_>>()).await?;
         let mut taken = Vec::new();
         for (entry, pair) in missing.into_iter().zip(found.chunks(2)) {
             let (term, held) = (&terms[entry], held[entry].as_ref());
@@ -694,7 +698,7 @@ impl Cluster {
         let cluster = self.clone();
         tokio::spawn(async move {
             // If it fails, the next renewal finds them again.
-            let Ok(found) = cluster.fetch(&keys).await else { return };
+            let Ok(found) = cluster.fetch(&cluster.link.main, &keys).await else { return };
             let found = found.into_iter().flatten().filter_map(|kv| Found::read(&cluster.keys, kv).ok());
             let orphans: Vec<Found> =
                 found.filter(|found| !cluster.leases.is_wanted(&found.name, found.create)).collect();
@@ -726,7 +730,7 @@ impl Cluster {
             .collect();
         let keys: Vec<_> = unknown.iter().map(|entry| self.keys.name(terms[*entry].name.as_str())).collect();
         let mut graceful = Vec::new();
-        for (entry, kv) in unknown.into_iter().zip(self.fetch(&keys).await?) {
+        for (entry, kv) in unknown.into_iter().zip(self.fetch(&self.link.main, &keys).await?) {
             let found = kv.map(|kv| Found::read(&self.keys, kv)).transpose()?;
             let Some(found) = found.filter(|found| found.is(terms[entry].lease, terms[entry].first)) else { continue };
             let end = End { first: found.first(), create: found.create, on: found.on, ttl: found.kind().ttl };
@@ -822,19 +826,60 @@ fn gather<'a, T>(
     super::answered(STORE, entries, answers.into_iter().flatten().collect())
 }
 
-/// Makes calls side by side.
+/// Makes calls side by side, a few at a time: each has its limit, and the last must not wait for it behind the first.
 async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut calls: Vec<_> = calls.map(|call| (Box::pin(call), None)).collect();
     poll_fn(|context| {
-        let mut open = false;
+        let mut open = 0;
         for (call, answer) in calls.iter_mut().filter(|(_, answer)| answer.is_none()) {
             match call.as_mut().poll(context) {
                 Poll::Ready(done) => *answer = Some(done),
-                Poll::Pending => open = true,
+                Poll::Pending => open += 1,
+            }
+            if open == SIDE_BY_SIDE {
+                break;
             }
         }
-        if open { Poll::Pending } else { Poll::Ready(()) }
+        if open > 0 { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
     calls.into_iter().filter_map(|(_, answer)| answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_has_neither_too_many_entries_nor_too_many_bytes() {
+        let entries: Vec<usize> = (0..1000).collect();
+        let split = parts(&entries, |_| 1);
+        assert!(split.iter().all(|part| part.len() <= PART), "{split:?}");
+        assert_eq!((split.len(), split.concat()), (9, entries.clone()));
+        assert!(split.iter().all(|part| part.len() >= 1000 / 10), "they are about as large as each other: {split:?}");
+        let split = parts(&entries[..40], |_| PART_BYTES / 3);
+        assert!(split.iter().all(|part| part.len() <= 3), "{split:?}");
+        assert_eq!(split.concat(), entries[..40]);
+        assert_eq!(parts(&[7], |_| 2 * PART_BYTES), [[7]], "one that is too large is on its own");
+        assert!(parts(&[], |_| 1).is_empty());
+    }
+
+    #[tokio::test]
+    async fn calls_are_made_a_few_at_a_time_and_answered_in_order() {
+        let under_way = std::cell::Cell::new((0_usize, 0_usize));
+        let call = |number: usize| {
+            let under_way = &under_way;
+            async move {
+                let (now, most) = under_way.get();
+                under_way.set((now + 1, most.max(now + 1)));
+                for _ in 0..number % 5 {
+                    tokio::task::yield_now().await;
+                }
+                under_way.set((under_way.get().0 - 1, under_way.get().1));
+                number
+            }
+        };
+        assert_eq!(all((0..50).map(call)).await, (0..50).collect::<Vec<_>>());
+        assert!(under_way.get().1 <= SIDE_BY_SIDE, "{under_way:?}");
+    }
 }

@@ -181,9 +181,9 @@ impl StoreUrl {
         self.setting(name).map(|text| Identifier::parse(&format!("{PREFIX}{name}"), text)).transpose()
     }
 
-    /// Who asks, with a password if there is one, and the hosts, as they are written.
+    /// Who asks, and where.
     #[cfg(feature = "etcd")]
-    pub(super) fn authority(&self) -> Result<(Option<(String, Option<String>)>, &str)> {
+    pub(super) fn authority(&self) -> Result<Authority> {
         let whole = self.body.strip_prefix("//").unwrap_or(&self.body);
         let (user, hosts) = whole.rsplit_once('@').map_or((None, whole), |(user, hosts)| (Some(user), hosts));
         let (hosts, path) = hosts.split_once('/').unwrap_or((hosts, ""));
@@ -191,11 +191,12 @@ impl StoreUrl {
             return Err(self.refuse(format!("has the path {path:?}, which means nothing here: remove it")));
         }
         let decoded = |text: &str| percent_decoded(text).map_err(|why| self.refuse(format!("has a user that {why}")));
-        let user = user.map(|user| {
-            let (name, password) = user.split_once(':').map_or((user, None), |(name, word)| (name, Some(word)));
-            Ok::<_, Error>((decoded(name)?, password.map(decoded).transpose()?))
-        });
-        Ok((user.transpose()?, hosts))
+        let (user, password) = match user.map(|user| user.split_once(':').ok_or(user)) {
+            Some(Ok((user, password))) => (Some(decoded(user)?), Some(decoded(password)?)),
+            Some(Err(user)) => (Some(decoded(user)?), None),
+            None => (None, None),
+        };
+        Ok(Authority { user, password, hosts: hosts.into() })
     }
 
     /// The value of an option of the driver, decoded.
@@ -244,6 +245,14 @@ impl StoreUrl {
         let query = if self.options.is_empty() { String::new() } else { format!("?{}", self.options.join("&")) };
         format!("{}:{}{query}", self.scheme, self.body)
     }
+}
+
+/// Who asks, and where: the hosts are as they were written.
+#[cfg(feature = "etcd")]
+pub(super) struct Authority {
+    pub user: Option<String>,
+    pub password: Option<String>,
+    pub hosts: String,
 }
 
 impl fmt::Display for StoreUrl {
@@ -396,6 +405,37 @@ mod tests {
             assert!(why.contains(&format!("unknown option {option:?}")), "{why}");
         }
         assert!(refusal("mysql://host/db?tenure.schema=a-b").starts_with("tenure.schema \"a-b\" must be"));
+    }
+
+    #[test]
+    #[cfg(feature = "etcd")]
+    fn an_etcd_cluster_has_several_hosts_and_files_for_tls() {
+        for url in [
+            "etcd://a,b:2380,[::1],[::1]:2379",
+            "etcd://me:p%40ss@a/?tls=true&tenure.prefix=app/locks",
+            "etcd://a?ca=%2Fetc%2Fca.pem&cert=c.pem&key=k.pem",
+        ] {
+            assert!(store_at(url).is_ok(), "{url}");
+        }
+        let shown = format!("{:?}", store_at("etcd://me:hunter2@a,b:7?tenure.prefix=locks").unwrap());
+        assert_eq!(shown, "EtcdStore(a:2379,b:7, locks/)");
+        for (url, says) in [
+            ("etcd://", "names no host"),
+            ("etcd://me:hunter2@", "names no host"),
+            ("etcd://me@a", "no password"),
+            ("etcd://a b", "can't be read"),
+            ("etcd://a/b", "path \"b\""),
+            ("etcd://a?tls=yes", "true or false"),
+            ("etcd://a?tls=false&ca=x", "leave one of them out"),
+            ("etcd://a?cert=x", "only one of cert and key"),
+            ("etcd://a?timeout=5", "unknown option \"timeout\": etcd knows tls, ca, cert, key"),
+            ("etcd://a?tenure.table=x", "etcd knows tenure.prefix"),
+            ("etcd://a?tenure.prefix=", "prefix"),
+            ("etcd://me%zz:hunter2@a", "hexadecimal"),
+        ] {
+            let why = refusal(url);
+            assert!(why.contains(says) && !why.contains("hunter2"), "{url}: {why}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use xtask::services::{Etcd, MariaDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
+use super::support::with;
 use super::{ON_ETCD, ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
@@ -132,6 +133,14 @@ impl Kind {
         }
     }
 
+    /// The shared server's URL for those who demand that it proves who it is.
+    pub fn verified_url(&self) -> String {
+        match self.shared() {
+            Running::Etcd(etcd) => with(&etcd.tls_url(), self.verified),
+            server => with(&server.url(), self.verified),
+        }
+    }
+
     /// Of a kind that speaks SQL.
     pub fn sql(&self) -> &Sql {
         self.sql.as_ref().unwrap()
@@ -170,14 +179,6 @@ impl Running {
         match self {
             Self::Etcd(etcd) => etcd,
             _ => panic!("this is not etcd"),
-        }
-    }
-
-    /// Where it answers with TLS.
-    pub fn tls_url(&self) -> String {
-        match self {
-            Self::Etcd(etcd) => etcd.tls_url(),
-            _ => self.url(),
         }
     }
 

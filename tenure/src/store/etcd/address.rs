@@ -7,7 +7,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use super::STORE;
 use super::link::Login;
 use crate::error::{Error, Result};
-use crate::store::url::StoreUrl;
+use crate::store::url::{Authority, StoreUrl};
 
 const PORT: u16 = 2379;
 
@@ -23,7 +23,7 @@ pub(super) struct Address {
 impl Address {
     pub fn read(url: &StoreUrl) -> Result<Self> {
         url.check_options(OPTIONS)?;
-        let (user, hosts) = url.authority()?;
+        let Authority { user, password, hosts } = url.authority()?;
         let tls = Tls::read(url)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let endpoint = |host: &str| {
@@ -35,10 +35,10 @@ impl Address {
         if endpoints.is_empty() {
             return Err(url.refuse("names no host: write etcd://HOST:PORT,HOST:PORT"));
         }
-        let login = match user {
-            None => None,
-            Some((user, Some(password))) => Some(Login { user, password }),
-            Some((_, None)) => return Err(url.refuse("has a user and no password: write etcd://USER:PASSWORD@HOST")),
+        let login = match (user, password) {
+            (Some(user), Some(password)) => Some(Login { user, password }),
+            (Some(_), None) => return Err(url.refuse("has a user and no password: write etcd://USER:PASSWORD@HOST")),
+            _ => None,
         };
         Ok(Self { endpoints, login, tls })
     }

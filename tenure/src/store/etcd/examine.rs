@@ -28,13 +28,16 @@ pub(super) async fn findings(cluster: &Cluster) -> Result<Vec<Finding>> {
     for number in 0..cluster.link.endpoints().len() {
         statuses.push(cluster.link.ask_endpoint(number, StatusRequest {}).await);
     }
-    let members = cluster.link.look(MemberListRequest {}).await;
+    let members = cluster.link.look(&cluster.link.main, MemberListRequest {}).await;
     let (key, range_end) = (cluster.keys.name(""), cluster.keys.end_of_names());
-    let held = cluster.link.look(RangeRequest { key, range_end, count_only: true, ..RangeRequest::default() }).await?;
+    let held = cluster
+        .link
+        .look(&cluster.link.main, RangeRequest { key, range_end, count_only: true, ..RangeRequest::default() })
+        .await?;
     let newest = cluster.base().await? + held.header.as_ref().map_or(0, |header| header.revision).unsigned_abs();
     Ok([
         vec![version(&statuses), endpoints(&statuses)],
-        members.iter().map(|list| self::members(list)).collect(),
+        members.iter().map(voters).collect(),
         vec![alarms(&statuses), clock(newest, records::now())],
         vec![fine("records", format!("{} held; a name that nobody holds leaves none", held.count))],
     ]
@@ -87,7 +90,7 @@ fn endpoints(statuses: &Statuses) -> Finding {
     }
 }
 
-fn members(list: &MemberListResponse) -> Finding {
+fn voters(list: &MemberListResponse) -> Finding {
     let count = list.members.iter().filter(|member| !member.is_learner).count();
     match count {
         1 => weak(
@@ -172,7 +175,7 @@ mod tests {
     #[test]
     fn members_that_are_too_few_are_told() {
         let member = |is_learner| super::super::messages::Member { name: String::new(), is_learner };
-        let of = |members: Vec<_>| members(&MemberListResponse { members });
+        let of = |members: Vec<_>| voters(&MemberListResponse { members });
         assert!(of(vec![member(false)]).weakens);
         assert!(of(vec![member(false), member(true), member(true)]).weakens, "learners don't vote");
         assert!(!of(vec![member(false), member(false), member(false)]).weakens);

@@ -126,10 +126,10 @@ impl Link {
     }
 
     /// A call that only reads: while it fails for the moment, it is made again at the other endpoints.
-    pub async fn look<R: Request>(&self, request: R) -> Result<R::Answer> {
+    pub async fn look<R: Request>(&self, lane: &Lane, request: R) -> Result<R::Answer> {
         let mut tries = 1;
         loop {
-            match self.call(&self.main, request.clone()).await.map_err(Error::from) {
+            match self.call(lane, request.clone()).await.map_err(Error::from) {
                 Err(error) if error.is_transient() && tries < self.plain.len() => tries += 1,
                 answer => return answer,
             }
