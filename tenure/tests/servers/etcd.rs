@@ -406,7 +406,7 @@ pub async fn a_doctor_tells_what_weakens_the_promises(kind: &Kind) {
     let said = weak(&findings);
     assert!(said.contains(&"members"), "{findings:#?}");
     let version = findings.iter().find(|finding| finding.what == "version").unwrap();
-    assert_eq!(version.weakens, version.says.contains("a leader that is cut off"), "{version:?}");
+    assert_eq!(version.weakens, version.says.contains("a leader that hangs"), "{version:?}");
     let cluster = EtcdCluster::start().unwrap();
     let locks = connect(&cluster.url()).await;
     cluster.members[2].kill().unwrap();

@@ -9,7 +9,7 @@ use crate::store::Finding;
 
 const OLDEST: [u64; 2] = [3, 4];
 
-/// Before these, an isolated leader went on to keep leases alive, and revokes could get lost.
+/// Before these, a leader that hung and was replaced went on to revoke leases.
 const SOUND: [[u64; 3]; 2] = [[3, 4, 29], [3, 5, 12]];
 
 /// Refuses a cluster that is too old.
@@ -56,9 +56,9 @@ fn version(statuses: &Statuses) -> Finding {
         true => weak(
             "version",
             format!(
-                "{named}: before 3.4.29 and 3.5.12, a leader that is cut off from the others goes on to renew leases that \
-                 the next leader lets expire, and two may hold a name until the first one's renewals fail; upgrade, or \
-                 check tokens with a fence"
+                "{named}: before 3.4.29 and 3.5.12, a leader that hangs and is replaced may then revoke leases that its \
+                 successor keeps alive, and two hold a name until the first one's next renewal; upgrade, or check tokens \
+                 with a fence"
             ),
         ),
         false => fine("version", named),
