@@ -170,6 +170,8 @@ const ON_ETCD: &[Test] = tests! {
     etcd {
         names_with_one_ttl_share_a_lease,
         a_lease_revoked_by_hand_is_told,
+        a_claim_on_a_lease_that_is_gone_takes_another,
+        a_term_counts_from_the_keep_alive_of_its_lease,
         a_key_deleted_by_hand_is_told,
         a_key_that_nobody_holds_is_deleted,
         a_name_that_is_not_renewed_ends_though_its_lease_lives_on,

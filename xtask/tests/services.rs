@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, EtcdCluster, MariaDb, PgBouncer, Postgres, Server};
 use xtask::tools::{find, skip};
 
 /// Asks a server something and gives up after this time.
@@ -35,6 +35,37 @@ fn mariadb_answers_dies_and_comes_back() {
     let rest = Rest::of(&mariadb);
     drop(mariadb);
     rest.is_gone();
+}
+
+#[test]
+fn etcd_answers_dies_and_comes_back() {
+    if skip("etcd", Etcd::TOOLS) {
+        return;
+    }
+    let etcd = Etcd::start().unwrap();
+    answers_dies_and_comes_back(&etcd, ask_etcd);
+    etcd.resume().unwrap();
+    etcd.ctl(&["put", "key", "value"]).unwrap();
+    etcd.wipe().unwrap();
+    assert_eq!(etcd.ctl(&["get", "key", "--print-value-only"]).unwrap(), "", "wiped, and still there");
+    let rest = Rest::of(&etcd);
+    drop(etcd);
+    rest.is_gone();
+}
+
+#[test]
+fn an_etcd_cluster_has_another_leader_when_one_dies() {
+    if skip("etcd", Etcd::TOOLS) {
+        return;
+    }
+    let cluster = EtcdCluster::start().unwrap();
+    let leader = cluster.leader().unwrap();
+    cluster.members[leader].kill().unwrap();
+    let next = cluster.leader().unwrap();
+    assert_ne!(next, leader);
+    cluster.members[next].ctl(&["put", "key", "value"]).unwrap();
+    cluster.members[leader].restart().unwrap();
+    assert_eq!(cluster.members[leader].ctl(&["get", "key", "--print-value-only"]).unwrap().trim(), "value");
 }
 
 #[test]
@@ -131,6 +162,12 @@ fn ask_mariadb(server: &Server, patience: Duration) -> bool {
     let mut client = Command::new(find("mariadb").unwrap());
     client.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=root", "--database=tenure"]);
     client.arg(format!("--port={}", server.port())).args(["-e", "SELECT 1"]);
+    succeeds_within(patience, client)
+}
+
+fn ask_etcd(server: &Server, patience: Duration) -> bool {
+    let mut client = Command::new(find("etcdctl").unwrap());
+    client.arg(format!("--endpoints=127.0.0.1:{}", server.port())).args(["--command-timeout=10s", "get", "key"]);
     succeeds_within(patience, client)
 }
 

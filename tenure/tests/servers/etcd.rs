@@ -5,7 +5,7 @@ use std::future::IntoFuture as _;
 use std::time::Duration;
 
 use tenure::store::url::store_at;
-use tenure::store::{Change, Claim, Renewed};
+use tenure::store::{Change, Claim, Outcome, Renewed};
 use tenure::{Error, Guard, Locks, Lost, Name, Token, Why};
 use tokio::task::JoinSet;
 use xtask::proxy::Proxy;
@@ -78,6 +78,31 @@ pub async fn a_lease_revoked_by_hand_is_told(kind: &Kind) {
     let next = hold(&locks, "one", 12 * SECOND).await;
     assert!(next.token() > guards[0].token());
     assert_ne!(place.lease(etcd, "one"), lease, "a lease that is gone was used again");
+}
+
+/// A lease that is gone is found out by a claim, too: it takes another.
+pub async fn a_claim_on_a_lease_that_is_gone_takes_another(kind: &Kind) {
+    let (place, etcd) = (Place::new(kind), kind.shared().etcd());
+    let bare = Bare::open(&place.url).await;
+    bare.grant(&[claim_of("one", 60 * SECOND)]).await;
+    let lease = place.lease(etcd, "one");
+    etcd.ctl(&["lease", "revoke", &lease]).unwrap();
+    bare.grant(&[claim_of("one", 60 * SECOND), claim_of("two", 60 * SECOND)]).await;
+    assert_ne!(place.lease(etcd, "two"), lease);
+}
+
+/// A claim does not extend its lease: its time counts from the last keep-alive, which a claim makes when that was long ago.
+pub async fn a_term_counts_from_the_keep_alive_of_its_lease(kind: &Kind) {
+    let bare = Bare::open(&Place::new(kind).url).await;
+    let since = async |name: &str| match bare.claim(&[claim_of(name, 12 * SECOND)]).await.remove(0).unwrap() {
+        Outcome::Granted(grant) => grant.since.expect("the lease has a time of its own"),
+        busy @ Outcome::Busy(_) => panic!("{busy:?}"),
+    };
+    let first = since("first").await;
+    assert_eq!(since("second").await, first, "a claim has extended the lease of another");
+    tokio::time::sleep(4 * SECOND).await;
+    let third = since("third").await;
+    assert!(third >= first + 4 * SECOND, "a term has begun with {:?} of its time gone", third - first);
 }
 
 /// Somebody deletes a key: its holder is told, and the other names on its lease are not touched.

@@ -219,7 +219,7 @@ impl Link {
                 Err(error) => errors.push(error),
             }
         }
-        let reasons: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        let reasons: Vec<_> = errors.iter().map(reason).collect();
         let reasons = reasons.join("; ");
         let transient = errors.iter().any(Error::is_transient);
         let error = if transient { Error::transient(STORE, reasons) } else { Error::permanent(STORE, reasons) };
@@ -256,9 +256,6 @@ impl Link {
                 .into()
             }
             Broken::Late => Error::transient(STORE, format!("{place}: no answer within {CALL_LIMIT:?}")).into(),
-            Broken::Error(Error::Store { transient, reason, .. }) => {
-                Failed::Because(Error::Store { store: STORE, transient, reason })
-            }
             Broken::Error(error) => Failed::Because(error),
         }
     }
@@ -370,6 +367,14 @@ impl From<Error> for Broken {
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:***", self.user)
+    }
+}
+
+/// What an error says, without whose it is.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Store { reason, .. } => reason.to_string(),
+        error => error.to_string(),
     }
 }
 
