@@ -26,6 +26,7 @@ mod cancel;
 mod checker;
 mod contention;
 mod crew;
+mod crew_failures;
 mod edges;
 mod events;
 mod exclusion;
@@ -266,6 +267,14 @@ promises! {
         a_crew_member_that_was_cut_off_comes_back,
         a_crew_leaves_nothing_behind,
         bad_crew_options_are_refused,
+    }
+    crew_failures (Store) {
+        a_crew_that_cannot_see_the_store_is_patient,
+        a_crew_member_that_cannot_join_again_is_patient,
+        a_crew_stops_while_it_waits_for_the_store,
+        a_crew_survives_a_panic_on_the_way_to_a_worker,
+        a_crew_that_never_works_is_told_to_its_handles,
+        a_crew_that_was_cut_off_says_so,
     }
     fleet (Url) {
         a_crew_of_processes_moves_only_what_it_must_when_they_die_and_return,

@@ -231,7 +231,8 @@ where
     W: Future<Output = ()>,
 {
     let term = keeper.term();
-    let ending = match keeper.run(without_panic(|| work(term.clone())), limit).await {
+    let worker = async { without_panic(caught(|| work(term.clone()))?).await };
+    let ending = match keeper.run(worker, limit).await {
         Ran::Done(Ok(())) => Ending::Done,
         Ran::Done(Err(words)) => Ending::Panicked(words),
         Ran::Lost(lost) => Ending::Lost(lost),
@@ -243,14 +244,19 @@ where
 }
 
 /// Runs work to its end, or to its panic: then with its words.
-pub(crate) async fn without_panic<W: Future>(work: impl FnOnce() -> W) -> Result<W::Output, String> {
-    let mut work = pin!(catch_unwind(AssertUnwindSafe(work)).map_err(words)?);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+pub(crate) async fn without_panic<W: Future>(work: W) -> Result<W::Output, String> {
+    let mut work = pin!(work);
+    poll_fn(|context| match caught(|| work.as_mut().poll(context)) {
         Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
         Ok(Poll::Pending) => Poll::Pending,
-        Err(panic) => Poll::Ready(Err(words(panic))),
+        Err(words) => Poll::Ready(Err(words)),
     })
     .await
+}
+
+/// What `act` returns, or the words of its panic.
+pub(crate) fn caught<T>(act: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(act)).map_err(words)
 }
 
 fn words(panic: Box<dyn Any + Send>) -> String {
