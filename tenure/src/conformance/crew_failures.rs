@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::contention::nemesis;
 use super::crew::{ROUND, Site, until};
 use super::support::{LONG, SOON, soon};
 use super::{Call, Fault, Subject};
@@ -76,6 +77,24 @@ pub async fn a_crew_stops_while_it_waits_for_the_store(subject: &Subject) {
     store.arrived(Call::Claim, before + 1).await;
     a.stop().await;
     assert_eq!(subject.connect().await.list(site.group.as_str()).await.expect("the store answers"), []);
+    site.check_history();
+}
+
+/// Whatever calls fail, hang, or are answered late or not at all: no task runs twice at a time, and all are shared out in the end.
+pub async fn a_crew_on_a_faulty_store_runs_no_task_twice(subject: &Subject) {
+    let mut site = Site::new(subject, 12);
+    site.ttl = 2 * subject.ttl();
+    let (mut instances, mut stores) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let (locks, store) = subject.connect_faulty().await;
+        instances.push(site.start_on(locks, 50, Duration::ZERO, LONG));
+        stores.push(store);
+    }
+    nemesis(&stores).await;
+    site.shared_out(&instances.iter().collect::<Vec<_>>(), &[4, 4, 4]).await;
+    for instance in instances {
+        instance.stop().await;
+    }
     site.check_history();
 }
 
