@@ -36,9 +36,19 @@ fn main() {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        postgres().await;
-        mysql().await;
+        if asked_for("postgres") {
+            postgres().await;
+        }
+        if asked_for("mysql") {
+            mysql().await;
+        }
     });
+}
+
+/// All stores are, unless some are named on the command line.
+fn asked_for(store: &str) -> bool {
+    let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    named.is_empty() || named.iter().any(|name| name == store)
 }
 
 async fn postgres() {
