@@ -3,6 +3,9 @@
 //! It starts a cluster of three members of its own, with usual settings, on the same machine. Every figure that is compared
 //! with another was measured in the same run, turn about; the median of the rounds is printed, and their range.
 
+mod figures;
+mod hand;
+mod hands;
 mod measure;
 
 use std::future::IntoFuture as _;
@@ -11,8 +14,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use measure::hands::{self, Hands};
-use measure::{Spread, cycles, median};
+use figures::{Spread, median};
+use hands::Hands;
+use measure::cycles;
 use tenure::store::{Claim, Ended, Outcome, Store, url::store_at};
 use tenure::{LeaseId, Locks, Name, Ttl};
 use xtask::services::EtcdCluster;
@@ -28,8 +32,8 @@ const TTL: Duration = Duration::from_secs(30);
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 
 fn main() {
-    if hands::played() {
-        return;
+    if let Some(url) = hand::url() {
+        return hands::child(&url);
     }
     let cluster = EtcdCluster::start().expect("etcd starts");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
