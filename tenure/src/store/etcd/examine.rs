@@ -1,6 +1,6 @@
 //! What weakens the promises on this very cluster.
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::link::Link;
 use super::messages::{MemberListRequest, MemberListResponse, RangeRequest, StatusRequest, StatusResponse};
 use super::records;

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 use tonic::Streaming;
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::messages::{WatchCreate, WatchRequest, WatchResponse};
 use crate::record::Name;
 use crate::store::{Change, Changes};
