@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use super::Store;
 use super::memory::MemoryStore;
+#[cfg(feature = "mongodb")]
+use super::mongodb::MongoStore;
 #[cfg(feature = "mysql")]
 use super::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
@@ -45,6 +47,12 @@ const KINDS: &[Kind] = &[
         settings: &["schema", "table"],
         make: with_feature!("mysql", MySqlStore::from_url),
     },
+    Kind {
+        scheme: "mongodb",
+        also: &["mongodb+srv"],
+        settings: &["schema", "table"],
+        make: with_feature!("mongodb", MongoStore::from_url),
+    },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
@@ -73,6 +81,7 @@ impl Kind {
 /// | `sqlite:PATH` | a file on this machine (feature `sqlite`); setting: `tenure.table` |
 /// | `postgres://USER:PASSWORD@HOST:PORT/DATABASE` | a PostgreSQL server (feature `postgres`); settings: `tenure.schema`, `tenure.table` |
 /// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
+/// | `mongodb://USER:PASSWORD@HOST:PORT,…/DATABASE`, `mongodb+srv://…` | a MongoDB server or cluster (feature `mongodb`); settings: `tenure.schema` (a database), `tenure.table` (a collection) |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.
@@ -183,8 +192,20 @@ impl StoreUrl {
     /// # Errors
     /// [`Error::Invalid`] if there is one.
     pub fn check_options(&self, known: &[&str]) -> Result<()> {
+        self.check_each_option(known, |name| known.contains(&name))
+    }
+
+    /// The same for a driver that takes its options in letters of either case.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is one.
+    pub fn check_options_of_any_case(&self, known: &[&str]) -> Result<()> {
+        self.check_each_option(known, |name| known.iter().any(|known| known.eq_ignore_ascii_case(name)))
+    }
+
+    fn check_each_option(&self, known: &[&str], is_known: impl Fn(&str) -> bool) -> Result<()> {
         let name = |option: &String| option.split(['=', '[', '%']).next().unwrap_or_default().to_owned();
-        match self.options.iter().map(name).find(|name| !known.contains(&name.as_str())) {
+        match self.options.iter().map(name).find(|name| !is_known(name)) {
             None => Ok(()),
             Some(unknown) => Err(self.refuse(format!(
                 "has the unknown option {unknown:?}: {} knows {}",
@@ -212,6 +233,15 @@ impl StoreUrl {
     pub fn for_driver(&self) -> String {
         let query = if self.options.is_empty() { String::new() } else { format!("?{}", self.options.join("&")) };
         format!("{}:{}{query}", self.scheme, self.body)
+    }
+}
+
+impl StoreUrl {
+    /// The same without user and password.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn without_user(&self) -> String {
+        let host = self.body.rsplit_once('@').map_or(self.body.clone(), |(_, host)| format!("//{host}"));
+        Self { body: host, ..self.clone() }.for_driver()
     }
 }
 
