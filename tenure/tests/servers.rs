@@ -18,6 +18,8 @@ mod bare;
 mod child;
 #[path = "servers/crowds.rs"]
 mod crowds;
+#[path = "servers/fake.rs"]
+mod fake;
 #[path = "servers/kind.rs"]
 mod kind;
 #[path = "servers/network.rs"]
@@ -37,6 +39,8 @@ mod terms;
 
 #[path = "servers/mariadb.rs"]
 mod mariadb;
+#[path = "servers/mongodb.rs"]
+mod mongodb;
 #[path = "servers/pooler.rs"]
 mod pooler;
 #[path = "servers/push.rs"]
@@ -88,9 +92,6 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         a_server_that_never_answers_is_told,
         a_refused_certificate_is_told,
     }
-    settings {
-        a_usual_server_weakens_nothing,
-    }
     terms {
         rotation_raises_the_token_once_a_period,
     }
@@ -119,6 +120,9 @@ const ON_SQL: &[Test] = tests! {
     }
     refusals {
         each_refusal_says_what_is_wrong_and_no_password,
+    }
+    settings {
+        a_usual_server_weakens_nothing,
     }
     terms {
         heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
@@ -164,9 +168,34 @@ const ON_MARIADB: &[Test] = tests! {
     }
 };
 
+const ON_MONGODB: &[Test] = tests! {
+    crowds {
+        many_that_start_at_once_make_the_table_together,
+    }
+    mongodb {
+        what_looks_like_a_path_is_kept_as_it_is,
+        a_server_without_a_clock_in_updates_is_refused,
+        what_a_server_alone_can_lose_is_told,
+        a_weak_write_concern_is_told,
+        a_collection_that_folds_names_is_refused,
+        users_and_passwords_are_checked,
+        a_batch_of_releases_tells_which_were_over,
+        a_late_renewal_takes_no_time_away,
+        refusals_say_what_is_wrong,
+        a_write_that_no_majority_acknowledges_is_not_granted,
+        writes_ask_for_a_majority_and_have_a_limit,
+    }
+    mariadb {
+        much_data_at_once_is_kept,
+    }
+    terms {
+        heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
+    }
+};
+
 /// All of them.
 fn kinds() -> Vec<Arc<Kind>> {
-    [Kind::postgres(), Kind::mysql()].into_iter().map(Arc::new).collect()
+    [Kind::postgres(), Kind::mysql(), Kind::mongodb()].into_iter().map(Arc::new).collect()
 }
 
 fn main() -> ExitCode {

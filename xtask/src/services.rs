@@ -6,6 +6,7 @@
 mod certificate;
 mod home;
 mod mariadb;
+pub(crate) mod mongodb;
 mod pgbouncer;
 mod port;
 mod postgres;
@@ -13,6 +14,7 @@ mod processes;
 mod server;
 
 pub use mariadb::MariaDb;
+pub use mongodb::MongoDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use server::Server;

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use anyhow::{Context, Result};
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{MariaDb, MongoDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
 /// A store that the tests run on.
@@ -49,6 +49,12 @@ pub const STORES: &[Store] = &[
         tools: &[MariaDb::TOOLS],
         variables: &["TENURE_TEST_MYSQL"],
         start: || Ok(vec![Box::new(MariaDb::start()?)]),
+    },
+    Store {
+        name: "mongodb",
+        tools: &[MongoDb::PACKAGES, Postgres::TOOLS],
+        variables: &["TENURE_TEST_MONGODB"],
+        start: || Ok(vec![Box::new(MongoDb::start()?)]),
     },
 ];
 

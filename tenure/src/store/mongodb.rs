@@ -210,8 +210,9 @@ impl MongoStore {
             ErrorKind::Command(said) if is_unknown(said.code) => self.no_server_clock(&said.message),
             _ => self.link.explain(&error),
         })?;
-        let found: Changed = read(granted)?;
-        let ttl = found.value.as_ref().and_then(Kept::ttl);
+        let changed: Changed = read(granted)?;
+        self.acknowledged(changed.unacknowledged)?;
+        let ttl = changed.value.as_ref().and_then(Kept::ttl);
         let forgotten = self.link.run(&self.link.main, self.commands.forget(id)).await?;
         self.written(forgotten)?.into_iter().try_for_each(|(_, error)| Err(error))?;
         match ttl == Some(claim.ttl.get()) {
@@ -253,7 +254,9 @@ impl MongoStore {
         let mut found = self.read_back(&self.link.main, claims.iter().map(|claim| &claim.name)).await?;
         let outcome = |(entry, claim): (usize, &Claim)| match failed.remove(&entry) {
             Some(error) => Err(error),
-            None => found.remove(claim.name.as_str()).map_or(Found::Other(None), |kept| kept.after_claim(call)).outcome(),
+            None => {
+                found.remove(claim.name.as_str()).map_or(Found::Other(None), |kept| kept.after_claim(call)).outcome()
+            }
         };
         Ok(claims.iter().enumerate().map(outcome).collect())
     }
@@ -279,11 +282,7 @@ impl MongoStore {
     }
 
     /// The documents of these names.
-    async fn read_back<'a>(
-        &self,
-        lane: &Lane,
-        names: impl Iterator<Item = &'a Name>,
-    ) -> Result<HashMap<String, Kept>> {
+    async fn read_back<'a>(&self, lane: &Lane, names: impl Iterator<Item = &'a Name>) -> Result<HashMap<String, Kept>> {
         let names: Vec<&Name> = names.collect();
         let found = self.link.find(lane, self.commands.read(&names, self.sure())).await?;
         found.into_iter().map(|document| read::<Kept>(document).map(|kept| (kept.name.clone(), kept))).collect()
@@ -377,7 +376,10 @@ impl Store for MongoStore {
         let mut found = self.read_back(&self.link.renewals, terms.iter().map(|term| &term.name)).await?;
         let renewed = |(entry, term): (usize, &Renewal)| match failed.remove(&entry) {
             Some(error) => Err(error),
-            None => found.remove(term.name.as_str()).map_or(Found::Other(None), |kept| kept.after_renewal(term)).renewed(term),
+            None => found
+                .remove(term.name.as_str())
+                .map_or(Found::Other(None), |kept| kept.after_renewal(term))
+                .renewed(term),
         };
         Ok(terms.iter().enumerate().map(renewed).collect())
     }

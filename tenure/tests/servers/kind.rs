@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{MariaDb, MongoDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
-use super::{ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
+use super::{ON_EVERY_SERVER, ON_MARIADB, ON_MONGODB, ON_POSTGRES, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -51,6 +51,7 @@ pub struct Sql {
 pub enum Running {
     Postgres(Postgres),
     MariaDb(MariaDb),
+    MongoDb(MongoDb),
 }
 
 impl Kind {
@@ -113,6 +114,23 @@ impl Kind {
         }
     }
 
+    pub fn mongodb() -> Self {
+        Self {
+            name: "mongodb",
+            tools: MongoDb::tools(),
+            tests: &[ON_EVERY_SERVER, ON_MONGODB],
+            has_pooler: false,
+            in_clear: "",
+            verified: "tls=true",
+            authority: "tlsCAFile",
+            claim_request: str::to_owned,
+            start: |_| Running::MongoDb(MongoDb::start().unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+            sql: None,
+        }
+    }
+
     /// Of a kind that speaks SQL.
     pub fn sql(&self) -> &Sql {
         self.sql.as_ref().unwrap()
@@ -143,7 +161,15 @@ impl Running {
     pub fn postgres(&self) -> &Postgres {
         match self {
             Self::Postgres(postgres) => postgres,
-            Self::MariaDb(_) => panic!("this is MariaDB"),
+            _ => panic!("this is another server"),
+        }
+    }
+
+    /// Its URL, where it speaks TLS.
+    pub fn tls_url(&self) -> String {
+        match self {
+            Self::MongoDb(mongodb) => mongodb.url_at(mongodb.tls_port()),
+            server => server.url(),
         }
     }
 
@@ -152,6 +178,7 @@ impl Running {
         match self {
             Self::Postgres(postgres) => postgres.ca_file(),
             Self::MariaDb(mariadb) => mariadb.ca_file(),
+            Self::MongoDb(mongodb) => mongodb.ca_file(),
         }
     }
 }
@@ -163,6 +190,7 @@ impl Deref for Running {
         match self {
             Self::Postgres(postgres) => postgres,
             Self::MariaDb(mariadb) => mariadb,
+            Self::MongoDb(mongodb) => mongodb,
         }
     }
 }

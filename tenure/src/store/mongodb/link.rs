@@ -14,8 +14,11 @@ use mongodb::options::{ClientOptions, ConnectionString, HostInfo, ServerAddress}
 use super::{CALLS, STORE};
 use crate::error::{Error, Result};
 
-/// For an answer of the network's: to find the primary, and to connect to it. Less than a call may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// To connect to a server.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
+/// To find one that can be written to. Long enough to hear why there is none; less than a call may take.
+const FIND_LIMIT: Duration = Duration::from_secs(4);
 
 /// One is enough; a new one is opened while an old one, whose call was given up, is still being opened or closed.
 const RENEWAL_CONNECTIONS: u32 = 3;
@@ -94,7 +97,7 @@ impl Link {
         let options = match &self.source {
             Source::Options(options) => ClientOptions::clone(options),
             Source::Url(url) => {
-                let parsed = tokio::time::timeout(PATIENCE, ClientOptions::parse(ConnectionString::clone(url))).await;
+                let parsed = tokio::time::timeout(FIND_LIMIT, ClientOptions::parse(ConnectionString::clone(url))).await;
                 let parsed = parsed.map_err(|_| self.unreachable("its name is not resolved"))?;
                 parsed.map_err(|error| self.explain(&error))?
             }
@@ -110,8 +113,8 @@ impl Link {
         (options.retry_reads, options.retry_writes) = (Some(false), Some(false));
         // Each command says for itself what it needs.
         (options.selection_criteria, options.read_concern, options.write_concern) = (None, None, None);
-        options.connect_timeout = Some(options.connect_timeout.unwrap_or(PATIENCE).min(PATIENCE));
-        options.server_selection_timeout = Some(options.server_selection_timeout.unwrap_or(PATIENCE).min(PATIENCE));
+        options.connect_timeout = Some(options.connect_timeout.unwrap_or(CONNECT_LIMIT).min(CONNECT_LIMIT));
+        options.server_selection_timeout = Some(options.server_selection_timeout.unwrap_or(FIND_LIMIT).min(FIND_LIMIT));
         (options.min_pool_size, options.max_idle_time) = (None, None);
         options.app_name.get_or_insert_with(|| "tenure".into());
         // Nobody else's code runs on the engine's thread.
@@ -183,6 +186,7 @@ impl Link {
                 self.refuse(&format!("refuses the user or the password ({message})"))
             }
             ErrorKind::Io(why) if is_about_tls(why) => self.refuse(&format!("has no TLS connection for us: {why}")),
+            ErrorKind::Io(why) if why.kind() == io::ErrorKind::TimedOut => self.unreachable("no answer"),
             ErrorKind::Io(why) => self.unreachable(&why.to_string()),
             ErrorKind::ConnectionPoolCleared { .. } => self.unreachable("the connection was lost"),
             ErrorKind::DnsResolve { message, .. } => self.unreachable(message),
