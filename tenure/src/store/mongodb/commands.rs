@@ -149,18 +149,17 @@ impl Commands {
         }
     }
 
-    /// How many names are held, expired, free.
+    /// How many names are held, free, there at all. In two steps: not every server has `$$NOW` in a sum.
     pub fn count(&self) -> Document {
-        let count = |condition: Document| doc! { "$sum": { "$cond": [condition, 1, 0] } };
-        let held = doc! { "$gt": ["$term.expires", "$$NOW"] };
-        let free = doc! { "$not": ["$term.lease"] };
-        let group = doc! { "$group": {
+        let one_if = |condition: Document| doc! { "$cond": [condition, 1, 0] };
+        let each = doc! { "$project": { "held": one_if(live()), "free": one_if(doc! { "$not": ["$term.lease"] }) } };
+        let all = doc! { "$group": {
             "_id": null,
-            "held": count(held),
-            "free": count(free),
+            "held": { "$sum": "$held" },
+            "free": { "$sum": "$free" },
             "all": { "$sum": 1 },
         } };
-        doc! { "aggregate": &self.collection, "pipeline": [group], "cursor": {}, "maxTimeMS": millis(TIME) }
+        doc! { "aggregate": &self.collection, "pipeline": [each, all], "cursor": {}, "maxTimeMS": millis(TIME) }
     }
 
     /// How the collection was made, if the server shows it.

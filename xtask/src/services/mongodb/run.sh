@@ -5,6 +5,11 @@ bin=$installed/usr/lib/postgresql/18/bin
 # Clients are not waited for.
 trap 'kill -INT "$postgres"; kill -KILL "$ferretdb"; wait; exit 0' TERM
 
+# One that was killed, and that nobody waits for, looks alive to the next; and it leaves a piece of shared memory.
+if [ -e "$home/data/postmaster.pid" ]; then
+    ipcrm --shmem-id "$(sed -n '7s/.* //p' "$home/data/postmaster.pid")"
+    rm "$home/data/postmaster.pid"
+fi
 "$bin/postgres" -D "$home/data" -c port="$postgres_port" -c listen_addresses=127.0.0.1 -c unix_socket_directories= \
     -c dynamic_shared_memory_type=mmap -c max_connections=300 -c cron.database_name=postgres \
     -c shared_preload_libraries=pg_cron,pg_documentdb_core,pg_documentdb &
