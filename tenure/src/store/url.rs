@@ -398,6 +398,30 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "mongodb")]
+    fn urls_of_mongodb_are_checked_before_anything_is_sent() {
+        for good in [
+            "mongodb://host",
+            "mongodb://me:p%40ss@a:1,b:2,[::1]:3/db?replicaSet=rs0&authSource=admin&tls=true&tlsCAFile=%2Fca.pem",
+            "mongodb+srv://me:pass@cluster.example.com/db?retryWrites=true&W=majority&appname=x&tenure.table=locks",
+            "mongodb://host/db?tenure.schema=other",
+        ] {
+            assert!(store_at(good).is_ok(), "{good}: {}", refusal(good));
+        }
+        let why = refusal("mongodb://me:hunter2@host/db?replicaSett=rs0");
+        assert!(why.contains("\"replicaSett\"") && why.contains("replicaSet, "), "{why}");
+        assert!(refusal("mongodb://host/db?compressors=zlib").contains("compressors"));
+        assert!(refusal("mongodb://host/db?tls=perhaps").contains("can't be read"));
+        assert!(refusal("mongodb://host/db?tenure.table=a$b").starts_with("tenure.table \"a$b\" must be"));
+        assert!(refusal("mongodb://host/db?w=0").starts_with("w is 0"));
+        refusal("mongodb://host/a%20b");
+        assert!(refusal(&format!("mongodb://host/{}", "x".repeat(64))).starts_with("database \"xxx"));
+        for url in ["mongodb://me:odd/hunter2@hunter2@host/", "mongodb://me:hunter2@hunter2@host/?tls=perhaps"] {
+            assert!(!refusal(url).contains("hunter2"), "{}", refusal(url));
+        }
+    }
+
+    #[test]
     fn no_error_and_no_debug_output_shows_a_password() {
         for url in [
             "postgres://me:hunter2@host/db",

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// The code of a message, the only one that is spoken.
 const MESSAGE: u32 = 2013;
 
-type Answer = fn(&Document) -> Document;
+type Answer = Arc<dyn Fn(&Document) -> Document + Send + Sync>;
 
 /// It poses as the primary of a replica set of one. It is gone when its runtime is.
 pub struct Fake {
@@ -19,13 +19,13 @@ pub struct Fake {
 
 impl Fake {
     /// Answers all commands but those by which a driver gets to know it.
-    pub async fn start(answer: Answer) -> Self {
+    pub async fn start(answer: impl Fn(&Document) -> Document + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let fake = Self { port: listener.local_addr().unwrap().port(), commands: Arc::default() };
-        let (commands, port) = (fake.commands.clone(), fake.port);
+        let (commands, port, answer): (_, _, Answer) = (fake.commands.clone(), fake.port, Arc::new(answer));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(serve(client, port, answer, commands.clone()));
+                tokio::spawn(serve(client, port, answer.clone(), commands.clone()));
             }
         });
         fake

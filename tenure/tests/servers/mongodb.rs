@@ -1,5 +1,7 @@
 //! What is MongoDB's own: texts that look like paths, users, acknowledgments, and servers of other kinds.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use tenure::store::url::store_at;
 use tenure::store::{Claim, Ended, Gone, Page, Renewal, Renewed};
@@ -135,7 +137,7 @@ pub async fn a_server_without_a_clock_in_updates_is_refused(_: &Kind) {
     assert!(error.to_string().contains("$$NOW") && error.to_string().contains("MongoDB 5"), "{error}");
 }
 
-/// So is one that takes the update, and does something else.
+/// Case, accents: two names would be one.
 pub async fn a_collection_that_folds_names_is_refused(_: &Kind) {
     let fake = Fake::start(|command| match command.keys().next().map(String::as_str) {
         Some("listCollections") => {
@@ -149,6 +151,30 @@ pub async fn a_collection_that_folds_names_is_refused(_: &Kind) {
     let error = soon("a refusal", tenure::connect(fake.url())).await.unwrap_err();
     assert!(matches!(error, Error::Store { transient: false, .. }), "{error:?}");
     assert!(error.to_string().contains("collation"), "{error}");
+}
+
+/// Two insert a name at the same moment: whoever is told so looks again, and finds it there.
+pub async fn a_name_that_another_inserts_is_claimed_again(_: &Kind) {
+    let told = AtomicUsize::new(0);
+    let fake = Fake::start(move |command| {
+        let name = command.keys().next().map_or("", String::as_str);
+        let is_first = || told.fetch_add(1, Ordering::Relaxed) % 2 == 0;
+        match name {
+            "findAndModify" if is_first() => doc! { "ok": 0, "code": 11000, "errmsg": "E11000 duplicate key" },
+            "update" if command.get_array("updates").unwrap().len() > 1 => {
+                let error = doc! { "index": 1, "code": 11000, "errmsg": "E11000 duplicate key" };
+                doc! { "ok": 1, "n": 2, "writeErrors": [error] }
+            }
+            _ => usual(command),
+        }
+    })
+    .await;
+    let bare = Bare::open(&fake.url()).await;
+    bare.grant(&[claim_of("one", LONG)]).await;
+    let outcomes = bare.claim(&[claim_of("a", LONG), claim_of("b", LONG), claim_of("c", LONG)]).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let updates = |command: &Document| Some(command.get_array("updates").ok()?.len());
+    assert_eq!(fake.commands().iter().filter_map(updates).collect::<Vec<_>>(), [3, 1], "names of each attempt");
 }
 
 /// It may be undone: its outcome is unknown.

@@ -51,11 +51,11 @@ pub(super) struct Commands {
 
 impl Commands {
     pub fn new(collection: &str, concern: &WriteConcern) -> Self {
-        let mut acknowledged = doc! { "w": concern.w.clone().map_or("majority".into(), acknowledgment) };
-        acknowledged.insert("wtimeout", millis(TIME));
-        if let Some(journal) = concern.journal {
-            acknowledged.insert("j", journal);
-        }
+        let acknowledged = doc! {
+            "w": concern.w.clone().map_or("majority".into(), acknowledgment),
+            "j": concern.journal.unwrap_or(true),
+            "wtimeout": millis(TIME),
+        };
         Self { collection: collection.into(), concern: acknowledged }
     }
 
