@@ -111,11 +111,14 @@ impl Commands {
             Sure::Majority => "majority",
             Sure::Linearizable => "linearizable",
         };
+        // All in one reply, as far as one can hold them; else the first would have 101.
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         doc! {
             "find": &self.collection,
             "filter": filter,
             "projection": seen(),
-            "limit": i64::try_from(limit).unwrap_or(i64::MAX),
+            "limit": limit,
+            "batchSize": limit,
             "readConcern": { "level": level },
             "maxTimeMS": millis(TIME),
         }

@@ -47,7 +47,12 @@ fn replicas(server: &Server, hello: &Document) -> Finding {
             let members = hello.get_array("hosts").map_or(0, Vec::len);
             fine(what, format!("{name:?} with {members} members: their clocks must agree"))
         }
-        Err(_) if server.replicated => fine(what, "this is a router of a sharded cluster".into()),
+        Err(_) if server.replicated => weak(
+            what,
+            "is behind a router of a sharded cluster, and each router decides by its own clock: keep their clocks together, or \
+             name one router alone in the URL"
+                .into(),
+        ),
         Err(_) => weak(
             what,
             "is none: what this one server loses, with its disk or in a fail-over of its own, was acknowledged by no other, \
@@ -145,7 +150,8 @@ mod tests {
         let set = doc! { "setName": "rs0", "hosts": ["a:1", "b:1", "c:1"] };
         let found = replicas(&Server { replicated: true }, &set);
         assert!(!found.weakens && found.says.contains("3 members"), "{found:?}");
-        assert!(!replicas(&Server { replicated: true }, &doc! { "msg": "isdbgrid" }).weakens);
+        let routed = replicas(&Server { replicated: true }, &doc! { "msg": "isdbgrid" });
+        assert!(routed.weakens && routed.says.contains("router"), "{routed:?}");
         assert!(replicas(&Server { replicated: false }, &doc! {}).weakens);
     }
 
