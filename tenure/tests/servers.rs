@@ -182,6 +182,7 @@ const ON_MONGODB: &[Test] = tests! {
         a_batch_of_releases_tells_which_were_over,
         a_late_renewal_takes_no_time_away,
         refusals_say_what_is_wrong,
+        new_names_that_many_claim_at_once_go_to_one,
         a_name_that_another_inserts_is_claimed_again,
         a_write_that_no_majority_acknowledges_is_not_granted,
         writes_ask_for_a_majority_and_have_a_limit,

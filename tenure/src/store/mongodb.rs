@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use self::commands::{Commands, Sure};
-use self::link::{DUPLICATE_KEY, Lane, Link, Source, is_unknown};
+use self::link::{Lane, Link, Source, is_race, is_unknown};
 use super::seen::{Found, Seen, unreadable};
 use super::url::{Identifier, StoreUrl};
 use super::{About, Claim, Ended, Finding, Grant, Outcome, Page, Renewal, Renewed, Store};
@@ -232,7 +232,7 @@ impl MongoStore {
     async fn insist(&self, command: impl Fn() -> Document) -> Result<Result<Document, DriverError>> {
         let mut answer = self.link.try_run(&self.link.main, command()).await?;
         for _ in 1..TRIES {
-            if !answer.as_ref().is_err_and(is_duplicate) {
+            if !answer.as_ref().is_err_and(lost_a_race) {
                 break;
             }
             answer = self.link.try_run(&self.link.main, command()).await?;
@@ -268,8 +268,8 @@ impl MongoStore {
         for _ in 0..TRIES {
             let updates = left.iter().map(|entry| commands::claim(&claims[*entry], call)).collect();
             let written: Written = read(self.link.run(&self.link.main, self.commands.write(updates)).await?)?;
-            let duplicates = written.errors.iter().filter(|error| error.code == DUPLICATE_KEY);
-            let again: Vec<usize> = duplicates.filter_map(|error| left.get(error.index).copied()).collect();
+            let races = written.errors.iter().filter(|error| is_race(error.code, &error.said));
+            let again: Vec<usize> = races.filter_map(|error| left.get(error.index).copied()).collect();
             let errors = self.errors(written)?;
             failed.retain(|entry, _| !left.contains(entry));
             failed.extend(errors.into_iter().filter_map(|(index, error)| Some((*left.get(index)?, error))));
@@ -583,8 +583,8 @@ fn text_or_nothing<'de, D: serde::Deserializer<'de>>(id: D) -> Result<String, D:
     Ok(id.as_str().unwrap_or_default().to_owned())
 }
 
-fn is_duplicate(error: &DriverError) -> bool {
-    matches!(&*error.kind, ErrorKind::Command(said) if said.code == DUPLICATE_KEY)
+fn lost_a_race(error: &DriverError) -> bool {
+    matches!(&*error.kind, ErrorKind::Command(said) if is_race(said.code, &said.message))
 }
 
 /// A claim that nobody will ever make.
@@ -615,5 +615,63 @@ fn why_unreadable(url: &StoreUrl) -> String {
     match ConnectionString::parse(url.without_user()) {
         Ok(_) => "can't be read: write special characters of the user and the password as %XX".into(),
         Err(error) => format!("can't be read: {}", error.kind),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(call: ObjectId) -> Kept {
+        let at = DateTime::from_millis;
+        let term = Term {
+            lease: LeaseId(7).to_string(),
+            owner: "owner".into(),
+            data: None,
+            first: 5,
+            acquired: at(1000),
+            renewed: at(2000),
+            expires: at(9000),
+            grace: 3,
+            call,
+        };
+        Kept { name: "name".into(), token: 6, term: Some(term), ended: None, evicted: None, now: at(4000) }
+    }
+
+    /// An attempt that was held up, and was carried out behind the later one, has a term that began earlier.
+    #[test]
+    fn a_grant_to_another_attempt_is_not_ours() {
+        let (call, other) = (ObjectId::new(), ObjectId::new());
+        assert!(matches!(kept(call).after_claim(call), Found::Ours(grant) if grant.token == Token(6)));
+        assert!(matches!(kept(other).after_claim(call), Found::Other(Some(_))));
+    }
+
+    #[test]
+    fn a_document_is_read_as_a_record() {
+        let record = kept(ObjectId::new()).seen().record().unwrap().unwrap();
+        assert_eq!((record.name.as_str(), record.owner.as_str(), record.data.as_deref()), ("name", "owner", None));
+        assert_eq!((record.lease, record.first, record.token), (LeaseId(7), Token(5), Token(6)));
+        assert_eq!((record.held_for, record.remaining), (Duration::from_secs(3), Duration::from_secs(5)));
+        assert_eq!(record.grace, Duration::from_millis(3));
+    }
+
+    #[test]
+    fn a_term_that_is_over_was_not_renewed() {
+        let asked = Renewal {
+            name: Name::new("name").unwrap(),
+            lease: LeaseId(7),
+            first: Token(5),
+            ttl: Ttl::DEFAULT,
+            rotate: false,
+        };
+        let found = |changed: fn(&mut Kept)| {
+            let mut kept = kept(ObjectId::new());
+            changed(&mut kept);
+            matches!(kept.after_renewal(&asked), Found::Ours(_))
+        };
+        assert!(found(|_| {}));
+        assert!(!found(|kept| kept.now = DateTime::from_millis(9000)));
+        assert!(!found(|kept| kept.term = None));
+        assert!(!found(|kept| kept.term.as_mut().unwrap().first = 4));
     }
 }

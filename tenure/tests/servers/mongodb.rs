@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use tenure::store::url::store_at;
-use tenure::store::{Claim, Ended, Gone, Page, Renewal, Renewed};
+use tenure::store::{Claim, Ended, Gone, Outcome, Page, Renewal, Renewed};
 use tenure::{Error, Token};
+use tokio::task::JoinSet;
 use xtask::services::MongoDb;
 
 use super::bare::{Bare, claim_of};
@@ -151,6 +152,26 @@ pub async fn a_collection_that_folds_names_is_refused(_: &Kind) {
     let error = soon("a refusal", tenure::connect(fake.url())).await.unwrap_err();
     assert!(matches!(error, Error::Store { transient: false, .. }), "{error:?}");
     assert!(error.to_string().contains("collation"), "{error}");
+}
+
+/// Many insert each of some names at the same moment: one gets it, the others find it there, and nobody fails.
+pub async fn new_names_that_many_claim_at_once_go_to_one(kind: &Kind) {
+    let (prefix, mut asking) = (unique("race"), JoinSet::new());
+    for _ in 0..8 {
+        let (bare, prefix) = (Bare::open(&kind.shared().url()).await, prefix.clone());
+        asking.spawn(async move {
+            let mut granted = 0;
+            for round in 0..12 {
+                let names = if round % 2 == 0 { 1 } else { 3 };
+                let claims: Vec<_> = (0..names).map(|n| claim_of(&format!("{prefix}/{round}/{n}"), LONG)).collect();
+                let outcomes = bare.claim(&claims).await.into_iter().map(Result::unwrap);
+                granted += outcomes.filter(|outcome| matches!(outcome, Outcome::Granted(_))).count();
+            }
+            granted
+        });
+    }
+    let granted: usize = soon("all are answered", asking.join_all()).await.into_iter().sum();
+    assert_eq!(granted, 6 + 6 * 3, "each name once");
 }
 
 /// Two insert a name at the same moment: whoever is told so looks again, and finds it there.

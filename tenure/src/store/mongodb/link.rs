@@ -200,7 +200,7 @@ impl Link {
 
     /// What an error's code means, and what the server said.
     pub fn refused(&self, code: i32, said: &str) -> Error {
-        let (transient, meaning) = meaning(code);
+        let (transient, meaning) = meaning(if is_race(code, said) { DUPLICATE_KEY } else { code });
         let reason = format!("{} {meaning} (it says: {said})", self.place);
         if transient { Error::transient(STORE, reason) } else { Error::permanent(STORE, reason) }
     }
@@ -237,7 +237,14 @@ fn hosts(source: &Source) -> String {
     }
 }
 
-pub(super) const DUPLICATE_KEY: i32 = 11000;
+const DUPLICATE_KEY: i32 = 11000;
+const FAILED_TO_PARSE: i32 = 9;
+
+/// Whether another has inserted the name at the same moment. DocumentDB 1.0 then looks again by itself, but no longer knows
+/// what `$$NOW` is, and says so.
+pub(super) fn is_race(code: i32, said: &str) -> bool {
+    code == DUPLICATE_KEY || (code == FAILED_TO_PARSE && said.contains("$$NOW"))
+}
 
 /// Whether a retry can help, and what an error's code means to somebody who only wanted a lock.
 fn meaning(code: i32) -> (bool, &'static str) {
