@@ -184,6 +184,7 @@ const ON_MONGODB: &[Test] = tests! {
         refusals_say_what_is_wrong,
         new_names_that_many_claim_at_once_go_to_one,
         a_name_that_another_inserts_is_claimed_again,
+        connections_that_are_never_finished_stop_nothing,
         a_write_that_no_majority_acknowledges_is_not_granted,
         writes_ask_for_a_majority_and_have_a_limit,
     }

@@ -9,6 +9,9 @@ use tokio::net::{TcpListener, TcpStream};
 /// The code of a message, the only one that is spoken.
 const MESSAGE: u32 = 2013;
 
+/// An answer with this in it is never given.
+pub const SILENCE: &str = "silence";
+
 type Answer = Arc<dyn Fn(&Document) -> Document + Send + Sync>;
 
 /// It poses as the primary of a replica set of one. It is gone when its runtime is.
@@ -46,6 +49,9 @@ async fn serve(mut client: TcpStream, port: u16, answer: Answer, commands: Arc<M
         let says_hello = ["hello", "isMaster", "ismaster"].iter().any(|name| command.contains_key(name));
         let answer = if says_hello { hello(port) } else { answer(&command) };
         commands.lock().unwrap().push(command);
+        if answer.contains_key(SILENCE) {
+            continue;
+        }
         if write(&mut client, number, &answer).await.is_err() {
             return;
         }

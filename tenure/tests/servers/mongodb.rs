@@ -1,16 +1,20 @@
 //! What is MongoDB's own: texts that look like paths, users, acknowledgments, and servers of other kinds.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::bson::spec::BinarySubtype;
+use mongodb::bson::{Binary, Bson, DateTime, Document, doc};
 use tenure::store::url::store_at;
 use tenure::store::{Claim, Ended, Gone, Outcome, Page, Renewal, Renewed};
 use tenure::{Error, Token};
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use xtask::services::MongoDb;
 
 use super::bare::{Bare, claim_of};
-use super::fake::Fake;
+use super::fake::{Fake, SILENCE};
 use super::kind::{Kind, Running};
 use super::settings::weak;
 use super::support::{LONG, SECOND, assert_is_transient, connect, hold, renewed, soon, unique, with};
@@ -156,12 +160,14 @@ pub async fn a_collection_that_folds_names_is_refused(_: &Kind) {
 
 /// Many insert each of some names at the same moment: one gets it, the others find it there, and nobody fails.
 pub async fn new_names_that_many_claim_at_once_go_to_one(kind: &Kind) {
-    let (prefix, mut asking) = (unique("race"), JoinSet::new());
+    let (prefix, start) = (unique("race"), Arc::new(Barrier::new(8)));
+    let mut asking = JoinSet::new();
     for _ in 0..8 {
-        let (bare, prefix) = (Bare::open(&kind.shared().url()).await, prefix.clone());
+        let (bare, prefix, start) = (Bare::open(&kind.shared().url()).await, prefix.clone(), start.clone());
         asking.spawn(async move {
             let mut granted = 0;
             for round in 0..12 {
+                start.wait().await;
                 let names = if round % 2 == 0 { 1 } else { 3 };
                 let claims: Vec<_> = (0..names).map(|n| claim_of(&format!("{prefix}/{round}/{n}"), LONG)).collect();
                 let outcomes = bare.claim(&claims).await.into_iter().map(Result::unwrap);
@@ -196,6 +202,36 @@ pub async fn a_name_that_another_inserts_is_claimed_again(_: &Kind) {
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     let updates = |command: &Document| Some(command.get_array("updates").ok()?.len());
     assert_eq!(fake.commands().iter().filter_map(updates).collect::<Vec<_>>(), [3, 1], "names of each attempt");
+}
+
+/// The server accepts connections, and takes no word for an answer; then all is well, but for those. More of them than the
+/// driver opens at a time.
+pub async fn connections_that_are_never_finished_stop_nothing(_: &Kind) {
+    let silent = Arc::new(AtomicBool::new(false));
+    let is_silent = silent.clone();
+    let fake = Fake::start(move |command| match command.keys().next().map(String::as_str) {
+        _ if is_silent.load(Ordering::Relaxed) => doc! { SILENCE: true },
+        Some("saslStart") => doc! { "ok": 1, "conversationId": 1, "done": true, "payload": binary() },
+        _ => usual(command),
+    })
+    .await;
+    let url = fake.url().replace("//", "//me:secret@") + "?authMechanism=PLAIN";
+    let store = store_at(&url).unwrap();
+    soon("opening", store.open()).await.unwrap();
+    let claim = claim_of("name", LONG);
+    let renewal = Renewal { name: claim.name, lease: claim.lease, first: Token(1), ttl: claim.ttl, rotate: false };
+    silent.store(true, Ordering::Relaxed);
+    for _ in 0..8 {
+        let given_up =
+            tokio::time::timeout(Duration::from_millis(200), store.renew(std::slice::from_ref(&renewal))).await;
+        assert!(given_up.is_err(), "{given_up:?}");
+    }
+    silent.store(false, Ordering::Relaxed);
+    soon("the next renewal", store.renew(&[renewal])).await.unwrap();
+}
+
+fn binary() -> Binary {
+    Binary { subtype: BinarySubtype::Generic, bytes: Vec::new() }
 }
 
 /// It may be undone: its outcome is unknown.
