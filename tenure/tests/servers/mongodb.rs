@@ -185,7 +185,7 @@ pub async fn a_name_that_another_inserts_is_claimed_again(_: &Kind) {
     let told = AtomicUsize::new(0);
     let fake = Fake::start(move |command| {
         let name = command.keys().next().map_or("", String::as_str);
-        let is_first = || told.fetch_add(1, Ordering::Relaxed) % 2 == 0;
+        let is_first = || told.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
         match name {
             "findAndModify" if is_first() => doc! { "ok": 0, "code": 11000, "errmsg": "E11000 duplicate key" },
             "update" if command.get_array("updates").unwrap().len() > 1 => {
