@@ -1,8 +1,9 @@
-//! What a lock costs on a database server: `cargo bench --package tenure --all-features --bench servers`.
+//! What a lock costs on a database server: `cargo bench --package tenure --all-features --bench servers`, or for some of
+//! them alone `… --bench servers -- mongodb`.
 //!
-//! It starts a PostgreSQL and a MariaDB of its own, with durable commits, which is their default, and connects without
-//! TLS, on the same machine. Every figure that is
-//! compared with another was measured in the same run, turn about; the median of the rounds is printed, and their range.
+//! It starts a PostgreSQL, a MariaDB and a FerretDB (or `mongod`) of its own, with durable commits, which is their default, and
+//! connects without TLS, on the same machine. Every figure that is compared with another was measured in the same run, turn
+//! about; the median of the rounds is printed, and their range.
 
 mod figures;
 mod hand;
@@ -13,6 +14,9 @@ use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ::mongodb::bson::{Bson, Document, doc};
+use ::mongodb::options::{ClientOptions, ReturnDocument, WriteConcern};
+use ::mongodb::{Client, Collection};
 use figures::{Spread, median};
 use hands::Hands;
 use measure::cycles;
@@ -21,7 +25,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 use tenure::store::{Claim, Ended, Outcome, Store, url::store_at};
 use tenure::{LeaseId, Locks, Name, Ttl};
-use xtask::services::{MariaDb, Postgres};
+use xtask::services::{MariaDb, MongoDb, Postgres};
 use xtask::tools;
 
 const TASKS: usize = 256;
@@ -42,6 +46,9 @@ fn main() {
         if asked_for("mysql") {
             mysql().await;
         }
+        if asked_for("mongodb") {
+            mongodb().await;
+        }
     });
 }
 
@@ -57,7 +64,7 @@ async fn postgres() {
     let bench = PgBench::new(&url).await;
     let locks = tenure::connect(&url).await.expect("the store opens");
     let best = best(&[16, 32, 64, 128], |connections| bench.run(connections));
-    compare("postgres", &locks, &format!("pgbench, {best} connections, an upsert and an update a cycle"), || {
+    compare("postgres", &locks, 200, &format!("pgbench, {best} connections, an upsert and an update a cycle"), || {
         std::future::ready(bench.run(best))
     })
     .await;
@@ -77,11 +84,24 @@ async fn mysql() {
         rates.push((PlainRows::run(&options, connections).await, connections));
     }
     let best = rates.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(1, |(_, connections)| connections);
-    compare("mysql", &locks, &format!("{best} connections, an upsert and an update a cycle"), || {
+    compare("mysql", &locks, 200, &format!("{best} connections, an upsert and an update a cycle"), || {
         PlainRows::run(&options, best)
     })
     .await;
     one_task("mysql", &url).await;
+}
+
+async fn mongodb() {
+    let server = MongoDb::start().expect("a server is there: cargo xtask services makes one");
+    let plain = PlainDocuments::new(&server.url()).await;
+    let locks = tenure::connect(server.url()).await.expect("the store opens");
+    compare("mongodb", &locks, 40, "one connection, a findAndModify and an update a cycle", || plain.run()).await;
+    one_task("mongodb", &server.url()).await;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        times.push(1e6 / plain.run().await);
+    }
+    println!("mongodb: two plain commands of the driver's: {} µs", Spread(times));
 }
 
 /// The number of connections with which `run` is fastest.
@@ -91,11 +111,17 @@ fn best(connections: &[usize], run: impl Fn(usize) -> f64) -> usize {
 }
 
 /// Lock cycles of many tasks, beside one statement for each claim and each release.
-async fn compare<F: Future<Output = f64>>(store: &str, locks: &Locks, other: &str, plain: impl Fn() -> F) {
+async fn compare<F: Future<Output = f64>>(
+    store: &str,
+    locks: &Locks,
+    count: usize,
+    other: &str,
+    plain: impl Fn() -> F,
+) {
     cycles(locks, TASKS, 20).await;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        ours.push(cycles(locks, TASKS, 200).await);
+        ours.push(cycles(locks, TASKS, count).await);
         theirs.push(plain().await);
     }
     let ratios = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
@@ -234,6 +260,50 @@ impl PlainRows {
         // It may be gone.
         let _ = link.close().await;
         count
+    }
+}
+
+/// What people paste, on MongoDB.
+struct PlainDocuments(Collection<Document>);
+
+impl PlainDocuments {
+    async fn new(url: &str) -> Self {
+        let mut options = ClientOptions::parse(url).await.expect("a good URL");
+        options.max_pool_size = Some(1);
+        let client = Client::with_options(options).expect("good options");
+        let plain = Self(client.database("tenure").collection("plain"));
+        plain.cycle(0).await;
+        plain
+    }
+
+    /// Cycles a second.
+    async fn run(&self) -> f64 {
+        let (begun, mut count) = (Instant::now(), 0);
+        while begun.elapsed() < ROUND {
+            count += 1;
+            self.cycle(count).await;
+        }
+        count as f64 / begun.elapsed().as_secs_f64()
+    }
+
+    async fn cycle(&self, count: i64) {
+        let free = doc! { "$or": [{ "$not": ["$lease"] }, { "$lte": ["$expires", "$$NOW"] }] };
+        let if_free = |new: Bson, old: &str| doc! { "$cond": [&free, new, old] };
+        let claim = vec![doc! { "$set": {
+            "token": if_free(doc! { "$add": [{ "$ifNull": ["$token", 0] }, 1] }.into(), "$token"),
+            "lease": if_free(count.into(), "$lease"),
+            "owner": if_free("owner".into(), "$owner"),
+            "expires": if_free(doc! { "$add": ["$$NOW", 30_000] }.into(), "$expires"),
+        } }];
+        let claimed = self.0.find_one_and_update(doc! { "_id": "plain" }, claim).upsert(true);
+        claimed
+            .return_document(ReturnDocument::After)
+            .write_concern(WriteConcern::majority())
+            .await
+            .expect("it is free");
+        let release =
+            self.0.update_one(doc! { "_id": "plain", "lease": count }, doc! { "$set": { "lease": Bson::Null } });
+        release.write_concern(WriteConcern::majority()).await.expect("it is held");
     }
 }
 

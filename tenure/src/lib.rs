@@ -29,6 +29,7 @@
 //! - `sqlite`: the store `sqlite:PATH`, for the processes of one machine. `memory:` is always there.
 //! - `postgres`: the store `postgres://…`, and [`hold_in`](store::postgres::hold_in).
 //! - `mysql`: the store `mysql://…`, for MySQL and MariaDB.
+//! - `mongodb`: the stores `mongodb://…` and `mongodb+srv://…`, for MongoDB and what speaks its protocol.
 //! - `etcd`: the store `etcd://…`.
 //! - `sqlite`, `postgres`, `mysql`: `RowFence`, the fence that is a row in your own database.
 //! - `signal`: [`shutdown_on_signal`], for services that run on tokio.

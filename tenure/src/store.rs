@@ -18,11 +18,13 @@ pub mod etcd;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod lanes;
 pub mod memory;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "mongodb"))]
 mod seen;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

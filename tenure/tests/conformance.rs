@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ("sqlite".to_owned(), at_url(&format!("sqlite:{}", folder.0.join("locks.db").display()))),
         ("postgres".to_owned(), server("TENURE_TEST_POSTGRES")),
         ("mysql".to_owned(), server("TENURE_TEST_MYSQL")),
+        ("mongodb".to_owned(), server("TENURE_TEST_MONGODB")),
         ("etcd".to_owned(), server("TENURE_TEST_ETCD")),
     ]);
     let required = required();

@@ -18,6 +18,8 @@ mod bare;
 mod child;
 #[path = "servers/crowds.rs"]
 mod crowds;
+#[path = "servers/fake.rs"]
+mod fake;
 #[path = "servers/kind.rs"]
 mod kind;
 #[path = "servers/network.rs"]
@@ -39,6 +41,8 @@ mod terms;
 mod etcd;
 #[path = "servers/mariadb.rs"]
 mod mariadb;
+#[path = "servers/mongodb.rs"]
+mod mongodb;
 #[path = "servers/pooler.rs"]
 mod pooler;
 #[path = "servers/push.rs"]
@@ -195,9 +199,37 @@ const ON_ETCD: &[Test] = tests! {
     }
 };
 
+const ON_MONGODB: &[Test] = tests! {
+    crowds {
+        many_that_start_at_once_make_the_table_together,
+    }
+    mongodb {
+        what_looks_like_a_path_is_kept_as_it_is,
+        a_server_without_a_clock_in_updates_is_refused,
+        what_a_server_alone_can_lose_is_told,
+        a_weak_write_concern_is_told,
+        a_collection_that_folds_names_is_refused,
+        users_and_passwords_are_checked,
+        a_batch_of_releases_tells_which_were_over,
+        a_late_renewal_takes_no_time_away,
+        refusals_say_what_is_wrong,
+        new_names_that_many_claim_at_once_go_to_one,
+        a_name_that_another_inserts_is_claimed_again,
+        connections_that_are_never_finished_stop_nothing,
+        a_write_that_no_majority_acknowledges_is_not_granted,
+        writes_ask_for_a_majority_and_have_a_limit,
+    }
+    mariadb {
+        much_data_at_once_is_kept,
+    }
+    terms {
+        heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
+    }
+};
+
 /// All of them.
 fn kinds() -> Vec<Arc<Kind>> {
-    [Kind::postgres(), Kind::mysql(), Kind::etcd()].into_iter().map(Arc::new).collect()
+    [Kind::postgres(), Kind::mysql(), Kind::mongodb(), Kind::etcd()].into_iter().map(Arc::new).collect()
 }
 
 fn main() -> ExitCode {

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{SigSet, Signal};
 use stores::{STORES, Service};
+use xtask::services::MongoDb;
 use xtask::tools;
 
 const USAGE: &str = "usage: cargo xtask test [ARGUMENTS FOR cargo test] | cargo xtask services";
@@ -31,12 +32,20 @@ fn main() -> ExitCode {
 /// Runs every test on every store; a store whose tests can't run is a failure, not a skip.
 fn test(arguments: &[String]) -> Result<()> {
     packages::provide(stores::tools())?;
+    let cargo = || {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["test", "--workspace", "--all-features", "--locked"]);
+        cargo
+    };
+    // The server that is made, not installed, is made while the tests are being built.
+    let made = std::thread::spawn(MongoDb::provide);
+    run(cargo().arg("--no-run").args(arguments))?;
+    made.join().map_err(|_| anyhow::anyhow!("the making of a server panicked"))??;
     // Of a store whose servers are all given, none is started.
     let services = stores::start(|variable| std::env::var_os(variable).is_none())?;
     let required: Vec<&str> = STORES.iter().map(|store| store.name).collect();
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["test", "--workspace", "--all-features", "--locked"]).args(arguments);
-    cargo.env(tools::REQUIRE, required.join(","));
+    let mut cargo = cargo();
+    cargo.args(arguments).env(tools::REQUIRE, required.join(","));
     cargo.envs(services.iter().filter(|service| service.wanted).map(|service| (service.variable, service.url())));
     run(&mut cargo)
 }
@@ -44,6 +53,7 @@ fn test(arguments: &[String]) -> Result<()> {
 /// Starts all servers, says where they are, and stops them on ctrl-C or `SIGTERM`.
 fn services() -> Result<()> {
     packages::provide(stores::tools())?;
+    MongoDb::provide()?;
     let services = stores::start(|_| true)?;
     // Only now, as the servers would inherit it. A signal before this ends us, and the servers with us.
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);

@@ -10,7 +10,7 @@ const INSTALL: &str = include_str!("install.sh");
 
 /// Installs those of the tools that the machine lacks, all at once.
 pub fn provide(tools: impl Iterator<Item = &'static Tool>) -> Result<()> {
-    let missing: Vec<&Tool> = tools.filter(|tool| find(tool.command).is_err()).collect();
+    let missing: Vec<&Tool> = tools.filter(|tool| !tool.package.is_empty() && find(tool.command).is_err()).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -7,6 +7,7 @@ mod certificate;
 mod etcd;
 mod home;
 mod mariadb;
+pub(crate) mod mongodb;
 mod pgbouncer;
 mod port;
 mod postgres;
@@ -15,6 +16,7 @@ mod server;
 
 pub use etcd::{Etcd, EtcdCluster};
 pub use mariadb::MariaDb;
+pub use mongodb::MongoDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use server::Server;

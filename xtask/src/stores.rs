@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::Deref;
 
 use anyhow::{Context, Result};
-use xtask::services::{Etcd, EtcdCluster, MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, EtcdCluster, MariaDb, MongoDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
 /// A store that the tests run on.
@@ -68,6 +68,12 @@ pub const STORES: &[Store] = &[
             let cluster = EtcdCluster::start()?;
             Ok(vec![Running { url: cluster.url(), _servers: Box::new(cluster) }])
         },
+    },
+    Store {
+        name: "mongodb",
+        tools: &[MongoDb::PACKAGES, Postgres::TOOLS],
+        variables: &["TENURE_TEST_MONGODB"],
+        start: || Ok(vec![Running::one(MongoDb::start()?)]),
     },
 ];
 

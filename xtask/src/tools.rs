@@ -18,7 +18,7 @@ pub const REQUIRE: &str = "TENURE_TEST_REQUIRE";
 pub struct Tool {
     /// The command's name.
     pub command: &'static str,
-    /// The package.
+    /// The package; empty if none has it, and [`MongoDb::provide`](crate::services::MongoDb::provide) makes it.
     pub package: &'static str,
 }
 
@@ -62,6 +62,7 @@ fn folders() -> Vec<PathBuf> {
     let mut folders = postgres_folders(Path::new(POSTGRES_VERSIONS));
     folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     folders.extend(SERVER_FOLDERS.iter().map(PathBuf::from));
+    folders.extend(crate::services::mongodb::folder().map(|folder| folder.join("bin")));
     folders
 }
 

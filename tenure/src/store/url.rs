@@ -10,6 +10,8 @@ use super::Store;
 #[cfg(feature = "etcd")]
 use super::etcd::EtcdStore;
 use super::memory::MemoryStore;
+#[cfg(feature = "mongodb")]
+use super::mongodb::MongoStore;
 #[cfg(feature = "mysql")]
 use super::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
@@ -47,6 +49,12 @@ const KINDS: &[Kind] = &[
         settings: &["schema", "table"],
         make: with_feature!("mysql", MySqlStore::from_url),
     },
+    Kind {
+        scheme: "mongodb",
+        also: &["mongodb+srv"],
+        settings: &["schema", "table"],
+        make: with_feature!("mongodb", MongoStore::from_url),
+    },
     Kind { scheme: "etcd", also: &[], settings: &["prefix"], make: with_feature!("etcd", EtcdStore::from_url) },
 ];
 
@@ -76,6 +84,7 @@ impl Kind {
 /// | `sqlite:PATH` | a file on this machine (feature `sqlite`); setting: `tenure.table` |
 /// | `postgres://USER:PASSWORD@HOST:PORT/DATABASE` | a PostgreSQL server (feature `postgres`); settings: `tenure.schema`, `tenure.table` |
 /// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
+/// | `mongodb://USER:PASSWORD@HOST:PORT,…/DATABASE`, `mongodb+srv://…` | a MongoDB server or cluster (feature `mongodb`); settings: `tenure.schema` (a database), `tenure.table` (a collection) |
 /// | `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT,…` | an etcd cluster (feature `etcd`); setting: `tenure.prefix`; options: `tls`, `ca`, `cert`, `key` |
 ///
 /// # Errors
@@ -215,8 +224,20 @@ impl StoreUrl {
     /// # Errors
     /// [`Error::Invalid`] if there is one.
     pub fn check_options(&self, known: &[&str]) -> Result<()> {
+        self.check_each_option(known, |name| known.contains(&name))
+    }
+
+    /// The same for a driver that takes its options in letters of either case.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is one.
+    pub fn check_options_of_any_case(&self, known: &[&str]) -> Result<()> {
+        self.check_each_option(known, |name| known.iter().any(|known| known.eq_ignore_ascii_case(name)))
+    }
+
+    fn check_each_option(&self, known: &[&str], is_known: impl Fn(&str) -> bool) -> Result<()> {
         let name = |option: &String| option.split(['=', '[', '%']).next().unwrap_or_default().to_owned();
-        match self.options.iter().map(name).find(|name| !known.contains(&name.as_str())) {
+        match self.options.iter().map(name).find(|name| !is_known(name)) {
             None => Ok(()),
             Some(unknown) => Err(self.refuse(format!(
                 "has the unknown option {unknown:?}: {} knows {}",
@@ -253,6 +274,15 @@ pub(super) struct Authority {
     pub user: Option<String>,
     pub password: Option<String>,
     pub hosts: String,
+}
+
+impl StoreUrl {
+    /// The same without user and password.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn without_user(&self) -> String {
+        let host = self.body.rsplit_once('@').map_or(self.body.clone(), |(_, host)| format!("//{host}"));
+        Self { body: host, ..self.clone() }.for_driver()
+    }
 }
 
 impl fmt::Display for StoreUrl {
@@ -435,6 +465,30 @@ mod tests {
         ] {
             let why = refusal(url);
             assert!(why.contains(says) && !why.contains("hunter2"), "{url}: {why}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "mongodb")]
+    fn urls_of_mongodb_are_checked_before_anything_is_sent() {
+        for good in [
+            "mongodb://host",
+            "mongodb://me:p%40ss@a:1,b:2,[::1]:3/db?replicaSet=rs0&authSource=admin&tls=true&tlsCAFile=%2Fca.pem",
+            "mongodb+srv://me:pass@cluster.example.com/db?retryWrites=true&W=majority&appname=x&tenure.table=locks",
+            "mongodb://host/db?tenure.schema=other",
+        ] {
+            assert!(store_at(good).is_ok(), "{good}: {}", refusal(good));
+        }
+        let why = refusal("mongodb://me:hunter2@host/db?replicaSett=rs0");
+        assert!(why.contains("\"replicaSett\"") && why.contains("replicaSet, "), "{why}");
+        assert!(refusal("mongodb://host/db?compressors=zlib").contains("compressors"));
+        assert!(refusal("mongodb://host/db?tls=perhaps").contains("can't be read"));
+        assert!(refusal("mongodb://host/db?tenure.table=a$b").starts_with("tenure.table \"a$b\" must be"));
+        assert!(refusal("mongodb://host/db?w=0").starts_with("w is 0"));
+        refusal("mongodb://host/a%20b");
+        assert!(refusal(&format!("mongodb://host/{}", "x".repeat(64))).starts_with("database \"xxx"));
+        for url in ["mongodb://me:odd/hunter2@hunter2@host/", "mongodb://me:hunter2@hunter2@host/?tls=perhaps"] {
+            assert!(!refusal(url).contains("hunter2"), "{}", refusal(url));
         }
     }
 

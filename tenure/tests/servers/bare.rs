@@ -10,7 +10,7 @@ use tenure::{Error, LeaseId, Name, Token, Ttl};
 use super::support::soon;
 
 /// A store, called as its engine would.
-pub struct Bare(Arc<dyn Store>);
+pub struct Bare(pub Arc<dyn Store>);
 
 impl Bare {
     pub async fn open(url: &str) -> Self {

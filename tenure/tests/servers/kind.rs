@@ -4,11 +4,10 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use xtask::services::{Etcd, MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, MariaDb, MongoDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
-use super::support::with;
-use super::{ON_ETCD, ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
+use super::{ON_ETCD, ON_EVERY_SERVER, ON_MARIADB, ON_MONGODB, ON_POSTGRES, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -52,6 +51,7 @@ pub struct Sql {
 pub enum Running {
     Postgres(Postgres),
     MariaDb(MariaDb),
+    MongoDb(MongoDb),
     Etcd(Etcd),
 }
 
@@ -115,6 +115,23 @@ impl Kind {
         }
     }
 
+    pub fn mongodb() -> Self {
+        Self {
+            name: "mongodb",
+            tools: MongoDb::tools(),
+            tests: &[ON_EVERY_SERVER, ON_MONGODB],
+            has_pooler: false,
+            in_clear: "",
+            verified: "tls=true",
+            authority: "tlsCAFile",
+            claim_request: str::to_owned,
+            start: |_| Running::MongoDb(MongoDb::start().unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+            sql: None,
+        }
+    }
+
     /// One member: what takes several is tested on clusters of their own.
     pub fn etcd() -> Self {
         Self {
@@ -130,14 +147,6 @@ impl Kind {
             pooler: OnceLock::new(),
             shared: OnceLock::new(),
             sql: None,
-        }
-    }
-
-    /// The shared server's URL for those who demand that it proves who it is.
-    pub fn verified_url(&self) -> String {
-        match self.shared() {
-            Running::Etcd(etcd) => with(&etcd.tls_url(), self.verified),
-            server => with(&server.url(), self.verified),
         }
     }
 
@@ -171,14 +180,23 @@ impl Running {
     pub fn postgres(&self) -> &Postgres {
         match self {
             Self::Postgres(postgres) => postgres,
-            _ => panic!("this is not PostgreSQL"),
+            _ => panic!("this is another server"),
         }
     }
 
     pub fn etcd(&self) -> &Etcd {
         match self {
             Self::Etcd(etcd) => etcd,
-            _ => panic!("this is not etcd"),
+            _ => panic!("this is another server"),
+        }
+    }
+
+    /// Its URL, where it speaks TLS.
+    pub fn tls_url(&self) -> String {
+        match self {
+            Self::MongoDb(mongodb) => mongodb.url_at(mongodb.tls_port()),
+            Self::Etcd(etcd) => etcd.tls_url(),
+            server => server.url(),
         }
     }
 
@@ -187,6 +205,7 @@ impl Running {
         match self {
             Self::Postgres(postgres) => postgres.ca_file(),
             Self::MariaDb(mariadb) => mariadb.ca_file(),
+            Self::MongoDb(mongodb) => mongodb.ca_file(),
             Self::Etcd(etcd) => etcd.ca_file(),
         }
     }
@@ -199,6 +218,7 @@ impl Deref for Running {
         match self {
             Self::Postgres(postgres) => postgres,
             Self::MariaDb(mariadb) => mariadb,
+            Self::MongoDb(mongodb) => mongodb,
             Self::Etcd(etcd) => etcd,
         }
     }

@@ -56,7 +56,7 @@ pub async fn a_server_that_never_answers_is_told(kind: &Kind) {
 
 /// A server that can't prove who it is, is not talked to; with its authority's word, it is.
 pub async fn a_refused_certificate_is_told(kind: &Kind) {
-    let verified = kind.verified_url();
+    let verified = with(&kind.shared().tls_url(), kind.verified);
     let error = refusal(&verified).await;
     assert!(!error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("TLS"), "{error}");

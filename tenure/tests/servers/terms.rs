@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mongodb::options::ClientOptions;
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 use tenure::clock::Moment;
 use tenure::store::Store;
+use tenure::store::mongodb::MongoStore;
 use tenure::store::mysql::MySqlStore;
 use tenure::store::postgres::PostgresStore;
 use tenure::{EventKind, Guard, Locks, Token};
@@ -75,6 +77,12 @@ pub async fn heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked(kind: &Ki
             let pool = MySqlPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
             sqlx::query("select 1").execute(&pool).await.unwrap();
             is_held_while_all_is_blocked(kind, Arc::new(MySqlStore::like(&pool).unwrap())).await;
+        }
+        Running::MongoDb(_) => {
+            let options = ClientOptions::parse(&url).await.unwrap();
+            let client = mongodb::Client::with_options(options.clone()).unwrap();
+            client.database("tenure").run_command(mongodb::bson::doc! { "ping": 1 }).await.unwrap();
+            is_held_while_all_is_blocked(kind, Arc::new(MongoStore::like(&options).unwrap())).await;
         }
         Running::Etcd(_) => unreachable!("there is no pool for it"),
     }

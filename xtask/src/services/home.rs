@@ -48,7 +48,12 @@ impl Home {
     /// A command that runs here, as the server's user. It sees nothing of our environment, where `PGOPTIONS` and the
     /// like would change what is tested, and gets no ctrl-C from our terminal: we stop it ourselves.
     pub(super) fn command(&self, tool: &str) -> Result<Command> {
-        let mut command = Command::new(tools::find(tool)?);
+        self.command_at(&tools::find(tool)?)
+    }
+
+    /// The same for a program that is found by its path alone.
+    pub(super) fn command_at(&self, program: &Path) -> Result<Command> {
+        let mut command = Command::new(program);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         // Of its own: a MariaDB that starts deletes the temporary tables of another that has the same.
         command.env("TMPDIR", &self.path);
@@ -79,7 +84,7 @@ impl Home {
         Ok(path)
     }
 
-    fn give_away(&self, path: &Path) -> Result<()> {
+    pub(super) fn give_away(&self, path: &Path) -> Result<()> {
         let Some(account) = &self.account else { return Ok(()) };
         chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw()))
             .with_context(|| format!("{} for {}", path.display(), account.name))

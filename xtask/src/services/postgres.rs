@@ -76,15 +76,19 @@ impl Deref for Postgres {
 }
 
 impl Drop for Postgres {
-    /// A killed server leaves a piece of shared memory, by which the next start on its data knows that nobody else is at
-    /// it. There is none after the last.
     fn drop(&mut self) {
         let _ = self.server.stop();
-        let lock_file = std::fs::read_to_string(self.server.home().join("data/postmaster.pid")).unwrap_or_default();
-        let Some(memory) = lock_file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) else { return };
-        if let Ok(ipcrm) = tools::find("ipcrm") {
-            let _ = Command::new(ipcrm).args(["--shmem-id", memory]).output();
-        }
+        remove_memory(self.server.home());
+    }
+}
+
+/// A killed server leaves a piece of shared memory, by which the next start on its data knows that nobody else is at it.
+/// There is none after the last.
+pub(super) fn remove_memory(home: &Home) {
+    let lock_file = std::fs::read_to_string(home.join("data/postmaster.pid")).unwrap_or_default();
+    let Some(memory) = lock_file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) else { return };
+    if let Ok(ipcrm) = tools::find("ipcrm") {
+        let _ = Command::new(ipcrm).args(["--shmem-id", memory]).output();
     }
 }
 
