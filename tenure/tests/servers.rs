@@ -176,6 +176,7 @@ const ON_ETCD: &[Test] = tests! {
         names_with_one_ttl_share_a_lease,
         a_lease_revoked_by_hand_is_told,
         a_claim_on_a_lease_that_is_gone_takes_another,
+        a_lease_lost_by_our_own_clock_is_not_used_again,
         a_term_counts_from_the_keep_alive_of_its_lease,
         a_key_deleted_by_hand_is_told,
         a_key_that_nobody_holds_is_deleted,

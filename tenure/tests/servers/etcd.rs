@@ -5,7 +5,7 @@ use std::future::IntoFuture as _;
 use std::time::Duration;
 
 use tenure::store::url::store_at;
-use tenure::store::{Change, Claim, Outcome, Renewed};
+use tenure::store::{Change, Claim, Gone, Outcome, Renewed};
 use tenure::{Error, Guard, Locks, Lost, Name, Token, Why};
 use tokio::task::JoinSet;
 use xtask::proxy::Proxy;
@@ -89,6 +89,25 @@ pub async fn a_claim_on_a_lease_that_is_gone_takes_another(kind: &Kind) {
     etcd.ctl(&["lease", "revoke", &lease]).unwrap();
     bare.grant(&[claim_of("one", 60 * SECOND), claim_of("two", 60 * SECOND)]).await;
     assert_ne!(place.lease(etcd, "two"), lease);
+}
+
+/// Its time is over here, though the server, which somebody else has asked, keeps it: it is revoked, and another taken.
+pub async fn a_lease_lost_by_our_own_clock_is_not_used_again(kind: &Kind) {
+    let (place, etcd) = (Place::new(kind), kind.shared().etcd());
+    let bare = Bare::open(&place.url).await;
+    let claim = claim_of("one", 3 * SECOND);
+    let tokens = bare.grant(std::slice::from_ref(&claim)).await;
+    let (lease, granted) = (place.lease(etcd, "one"), tenure::clock::Moment::now());
+    while tenure::clock::Moment::now() - granted < 4 * SECOND {
+        etcd.ctl(&["lease", "keep-alive", "--once", &lease]).unwrap();
+        tokio::time::sleep(SECOND / 2).await;
+    }
+    assert_eq!(place.lease(etcd, "one"), lease, "the server has not kept it");
+    bare.grant(&[claim_of("two", 3 * SECOND)]).await;
+    assert_ne!(place.lease(etcd, "two"), lease, "a lease that was lost is used again");
+    until("what was lost is revoked", async || etcd.ctl(&["get", &place.key("one")]).unwrap().is_empty()).await;
+    let renewed = bare.renew(&[claim], &tokens).await.remove(0).unwrap();
+    assert!(matches!(renewed, Renewed::Gone(Gone::Expired)), "{renewed:?}");
 }
 
 /// A claim does not extend its lease: its time counts from the last keep-alive, which a claim makes when that was long ago.
