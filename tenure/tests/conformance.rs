@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ("sqlite".to_owned(), at_url(&format!("sqlite:{}", folder.0.join("locks.db").display()))),
         ("postgres".to_owned(), server("TENURE_TEST_POSTGRES")),
         ("mysql".to_owned(), server("TENURE_TEST_MYSQL")),
+        ("redis".to_owned(), server("TENURE_TEST_REDIS")),
     ]);
     let required = required();
     for store in &required {

@@ -1,6 +1,6 @@
 //! What only real servers can show: they are killed, paused, filled up and cut off, and their rows are locked by others.
 //!
-//! Each test runs on every kind of server: one entry in `kinds`. A kind whose tools are missing is skipped, visibly; if
+//! Each test runs on every kind of server that it makes sense for: one entry in `kinds`. A kind whose tools are missing is skipped, visibly; if
 //! `TENURE_TEST_REQUIRE` lists it, that is a failure.
 
 #![allow(clippy::unwrap_used)]
@@ -69,7 +69,6 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         a_crash_shorter_than_the_term_loses_nothing,
         a_server_down_for_longer_than_the_term_is_told_with_its_error,
         a_server_paused_for_longer_than_the_term_is_told,
-        a_server_without_free_connections_loses_nothing,
     }
     network {
         a_silent_cut_shorter_than_the_term_loses_nothing,
@@ -82,6 +81,25 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         an_acquire_dropped_after_its_reply_was_lost_leaves_nothing,
         an_acquire_timed_out_after_its_reply_was_lost_leaves_nothing,
     }
+    crowds {
+        sixteen_processes_exclude_each_other_and_all_get_their_turn,
+    }
+    refusals {
+        a_server_that_never_answers_is_told,
+        a_refused_certificate_is_told,
+    }
+    settings {
+        a_usual_server_weakens_nothing,
+    }
+    terms {
+        rotation_raises_the_token_once_a_period,
+    }
+};
+
+const ON_SQL: &[Test] = tests! {
+    outages {
+        a_server_without_free_connections_loses_nothing,
+    }
     rows {
         a_name_whose_row_was_locked_gets_its_full_term,
         a_locked_row_delays_none_of_its_batch,
@@ -91,7 +109,6 @@ const ON_EVERY_SERVER: &[Test] = tests! {
         a_claim_whose_client_was_killed_at_a_new_row_leaves_nothing,
     }
     crowds {
-        sixteen_processes_exclude_each_other_and_all_get_their_turn,
         many_that_start_at_once_make_the_table_together,
     }
     tables {
@@ -102,15 +119,9 @@ const ON_EVERY_SERVER: &[Test] = tests! {
     }
     refusals {
         each_refusal_says_what_is_wrong_and_no_password,
-        a_server_that_never_answers_is_told,
-        a_refused_certificate_is_told,
-    }
-    settings {
-        a_usual_server_weakens_nothing,
     }
     terms {
         heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked,
-        rotation_raises_the_token_once_a_period,
     }
 };
 
@@ -154,8 +165,8 @@ const ON_MARIADB: &[Test] = tests! {
 };
 
 /// All of them.
-fn kinds() -> [Arc<Kind>; 2] {
-    [Arc::new(Kind::postgres()), Arc::new(Kind::mysql())]
+fn kinds() -> Vec<Arc<Kind>> {
+    [Kind::postgres(), Kind::mysql()].into_iter().map(Arc::new).collect()
 }
 
 fn main() -> ExitCode {
@@ -180,7 +191,7 @@ fn trials(kind: &Arc<Kind>) -> Vec<Trial> {
         return vec![Trial::ignorable_test(format!("{}::is_there", kind.name), skipped)];
     }
     let pooled = if kind.has_pooler { pooler::promises(kind) } else { Vec::new() };
-    ON_EVERY_SERVER.iter().chain(kind.own).map(|test| trial(kind, *test)).chain(pooled).collect()
+    kind.tests.iter().copied().flatten().map(|test| trial(kind, *test)).chain(pooled).collect()
 }
 
 fn trial(kind: &Arc<Kind>, test: Test) -> Trial {

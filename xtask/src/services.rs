@@ -10,9 +10,11 @@ mod pgbouncer;
 mod port;
 mod postgres;
 mod processes;
+mod redis;
 mod server;
 
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
+pub use redis::Redis;
 pub use server::Server;

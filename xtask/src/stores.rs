@@ -1,9 +1,10 @@
 //! The stores that the tests run on: what each needs on the machine, and how its servers are started.
 
+use std::any::Any;
 use std::ops::Deref;
 
 use anyhow::{Context, Result};
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{MariaDb, PgBouncer, Postgres, Redis, Server};
 use xtask::tools::Tool;
 
 /// A store that the tests run on.
@@ -18,8 +19,17 @@ pub struct Store {
     start: fn() -> Result<Vec<Running>>,
 }
 
-/// A server that runs until it is dropped.
-type Running = Box<dyn Deref<Target = Server>>;
+/// A server, or several that are one store, until it is dropped.
+struct Running {
+    url: String,
+    _servers: Box<dyn Any>,
+}
+
+impl Running {
+    fn one(server: impl Deref<Target = Server> + 'static) -> Self {
+        Self { url: server.url(), _servers: Box::new(server) }
+    }
+}
 
 /// A server that tests find by a variable.
 pub struct Service {
@@ -41,16 +51,39 @@ pub const STORES: &[Store] = &[
         variables: &["TENURE_TEST_PGBOUNCER", "TENURE_TEST_POSTGRES"],
         start: || {
             let postgres = Postgres::start()?;
-            Ok(vec![Box::new(PgBouncer::start(&postgres)?), Box::new(postgres)])
+            Ok(vec![Running::one(PgBouncer::start(&postgres)?), Running::one(postgres)])
         },
     },
     Store {
         name: "mysql",
         tools: &[MariaDb::TOOLS],
         variables: &["TENURE_TEST_MYSQL"],
-        start: || Ok(vec![Box::new(MariaDb::start()?)]),
+        start: || Ok(vec![Running::one(MariaDb::start()?)]),
+    },
+    Store {
+        name: "redis",
+        tools: &[Redis::TOOLS],
+        variables: &["TENURE_TEST_REDIS_REPLICATED", "TENURE_TEST_REDIS_QUORUM", "TENURE_TEST_REDIS"],
+        start: redis,
     },
 ];
+
+/// A primary with a replica, five that form a quorum, and the first of the five again.
+fn redis() -> Result<Vec<Running>> {
+    let primary = Redis::start()?;
+    let replica = Redis::start_replica(&primary)?;
+    let replicated = format!("{}?tenure.wait_replicas=1", primary.url());
+    let five = (0..5).map(|_| Redis::start()).collect::<Result<Vec<_>>>()?;
+    let hosts: Vec<_> = five.iter().map(|redis| format!("127.0.0.1:{}", redis.port())).collect();
+    let first = five[0].url();
+    // A prefix of its own, as the first of them also serves alone.
+    let quorum = format!("redis+quorum://{}?tenure.prefix=quorum", hosts.join(","));
+    Ok(vec![
+        Running { url: replicated, _servers: Box::new((primary, replica)) },
+        Running { url: quorum, _servers: Box::new(five) },
+        Running { url: first, _servers: Box::new(()) },
+    ])
+}
 
 fn no_server() -> Result<Vec<Running>> {
     Ok(Vec::new())
@@ -75,6 +108,6 @@ pub fn start(wanted: impl Fn(&str) -> bool) -> Result<Vec<Service>> {
 
 impl Service {
     pub fn url(&self) -> String {
-        self.server.url()
+        self.server.url.clone()
     }
 }

@@ -62,7 +62,8 @@ pub async fn tokens_increase_across_prune(subject: &Subject) {
     expire(&subject, &store, &recent).await;
 
     let pruned = store.0.prune(idle).await.expect("the store can prune");
-    assert!(pruned >= 2, "pruned {pruned} names instead of at least two");
+    // A store that remembers tokens apart from records has forgotten the released name before.
+    assert!(pruned >= 1, "pruned nothing");
     assert!(store.find(&expired).await.is_none(), "a name that expired {idle:?} ago was not forgotten");
     assert!(store.find(&recent).await.is_some(), "a name was forgotten that expired just now");
     assert_eq!(store.keep(&renewal_of(&holder, held_token), "after a prune").await, held_token);

@@ -47,20 +47,20 @@ impl Found {
 /// A name's row, and the time when it was read. It is read from a JSON array of its columns, in this order.
 #[derive(Deserialize)]
 pub(super) struct Seen {
-    name: String,
-    owner: Option<String>,
-    data: Option<String>,
-    token: Token,
-    acquired: u64,
-    renewed: u64,
-    expires: u64,
-    lease: Option<String>,
-    first: Token,
-    grace: u64,
-    evicted_lease: Option<String>,
-    evicted_first: Option<Token>,
-    evicted_by: Option<String>,
-    now: u64,
+    pub name: String,
+    pub owner: Option<String>,
+    pub data: Option<String>,
+    pub token: Token,
+    pub acquired: u64,
+    pub renewed: u64,
+    pub expires: u64,
+    pub lease: Option<String>,
+    pub first: Token,
+    pub grace: u64,
+    pub evicted_lease: Option<String>,
+    pub evicted_first: Option<Token>,
+    pub evicted_by: Option<String>,
+    pub now: u64,
 }
 
 impl Seen {

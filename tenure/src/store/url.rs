@@ -12,6 +12,8 @@ use super::memory::MemoryStore;
 use super::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
 use super::postgres::PostgresStore;
+#[cfg(feature = "redis")]
+use super::redis::RedisStore;
 #[cfg(feature = "sqlite")]
 use super::sqlite::SqliteStore;
 use crate::error::{Error, Result};
@@ -45,6 +47,12 @@ const KINDS: &[Kind] = &[
         settings: &["schema", "table"],
         make: with_feature!("mysql", MySqlStore::from_url),
     },
+    Kind {
+        scheme: "redis",
+        also: &["rediss", "redis+cluster", "rediss+cluster", "valkey", "valkeys"],
+        settings: &["prefix", "wait_replicas", "ca_file", "cert_file", "key_file"],
+        make: with_feature!("redis", RedisStore::from_url),
+    },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
@@ -73,6 +81,8 @@ impl Kind {
 /// | `sqlite:PATH` | a file on this machine (feature `sqlite`); setting: `tenure.table` |
 /// | `postgres://USER:PASSWORD@HOST:PORT/DATABASE` | a PostgreSQL server (feature `postgres`); settings: `tenure.schema`, `tenure.table` |
 /// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
+/// | `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://…` with TLS | a Redis or Valkey server (feature `redis`); settings: `tenure.prefix`, `tenure.wait_replicas`, `tenure.ca_file`, `tenure.cert_file`, `tenure.key_file` |
+/// | `redis+cluster://HOST:PORT,HOST:PORT`, `rediss+cluster://…` | a cluster, by some of its servers; the same settings |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.

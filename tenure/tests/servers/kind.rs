@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
 use xtask::tools::Tool;
 
-use super::{ON_MARIADB, ON_POSTGRES, Test};
+use super::{ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -15,12 +15,10 @@ pub struct Kind {
     pub name: &'static str,
     /// What it needs on the machine.
     pub tools: &'static [Tool],
-    /// Tests for this kind alone.
-    pub own: &'static [Test],
+    /// What it is tested for.
+    pub tests: &'static [&'static [Test]],
     /// Whether there is a pooler for it.
     pub has_pooler: bool,
-    /// The setting that allows few connections.
-    pub few_connections: (&'static str, &'static str),
     /// The URL's option for a connection whose bytes can be read on the way.
     pub in_clear: &'static str,
     /// The option to demand that the server proves who it is, and the one for the file of the authority that vouches.
@@ -28,6 +26,17 @@ pub struct Kind {
     pub authority: &'static str,
     /// What the request has in it whose reply says what became of a claim.
     pub claim_request: fn(name: &str) -> String,
+    start: fn(&[(&str, &str)]) -> Running,
+    /// Before the server that it is in front of.
+    pooler: OnceLock<PgBouncer>,
+    shared: OnceLock<Running>,
+    sql: Option<Sql>,
+}
+
+/// What is the same in every SQL, said in one of them.
+pub struct Sql {
+    /// The setting that allows few connections.
+    pub few_connections: (&'static str, &'static str),
     /// The server's clock, in microseconds since 1970.
     pub clock: &'static str,
     /// Inserts the row of a free name into a table.
@@ -36,10 +45,6 @@ pub struct Kind {
     pub make_user: fn(user: &str, password: &str) -> String,
     /// Gives a user a right on a table.
     pub grant: fn(right: &str, table: &str, user: &str) -> String,
-    start: fn(&[(&str, &str)]) -> Running,
-    /// Before the server that it is in front of.
-    pooler: OnceLock<PgBouncer>,
-    shared: OnceLock<Running>,
 }
 
 /// A server that runs until it is dropped.
@@ -53,27 +58,29 @@ impl Kind {
         Self {
             name: "postgres",
             tools: Postgres::TOOLS,
-            own: ON_POSTGRES,
+            tests: &[ON_EVERY_SERVER, ON_SQL, ON_POSTGRES],
             has_pooler: true,
-            few_connections: ("max_connections", "14"),
             in_clear: "sslmode=disable",
             verified: "sslmode=verify-full",
             authority: "sslrootcert",
             claim_request: str::to_owned,
-            clock: "select (extract(epoch from clock_timestamp()) * 1000000)::bigint",
-            insert: |table, name| {
-                format!(
-                    "insert into {table} (name, token, acquired, renewed, expires, first, grace) \
-                     values ('{name}', 1, now(), now(), now(), 1, interval '0')"
-                )
-            },
-            make_user: |user, password| {
-                format!("create role {user} login password '{password}' in role needs_password")
-            },
-            grant: |right, table, user| format!("grant {right} on {table} to {user}"),
             start: |settings| Running::Postgres(Postgres::start_with(settings).unwrap()),
             pooler: OnceLock::new(),
             shared: OnceLock::new(),
+            sql: Some(Sql {
+                few_connections: ("max_connections", "14"),
+                clock: "select (extract(epoch from clock_timestamp()) * 1000000)::bigint",
+                insert: |table, name| {
+                    format!(
+                        "insert into {table} (name, token, acquired, renewed, expires, first, grace) \
+                         values ('{name}', 1, now(), now(), now(), 1, interval '0')"
+                    )
+                },
+                make_user: |user, password| {
+                    format!("create role {user} login password '{password}' in role needs_password")
+                },
+                grant: |right, table, user| format!("grant {right} on {table} to {user}"),
+            }),
         }
     }
 
@@ -81,27 +88,34 @@ impl Kind {
         Self {
             name: "mysql",
             tools: MariaDb::TOOLS,
-            own: ON_MARIADB,
+            tests: &[ON_EVERY_SERVER, ON_SQL, ON_MARIADB],
             has_pooler: false,
-            few_connections: ("max_connections", "14"),
             in_clear: "ssl-mode=DISABLED",
             verified: "ssl-mode=VERIFY_IDENTITY",
             authority: "ssl-ca",
             // The names are sent ahead of it.
             claim_request: |_| "@tenure_new".into(),
-            clock: "select timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
-            insert: |table, name| {
-                format!(
-                    "insert into {table} (name, token, acquired, renewed, expires, first, grace) \
-                     values ('{name}', 1, utc_timestamp(6), utc_timestamp(6), utc_timestamp(6), 1, 0)"
-                )
-            },
-            make_user: |user, password| format!("create user {user} identified by '{password}'"),
-            grant: |right, table, user| format!("grant {right} on {table} to {user}"),
             start: |settings| Running::MariaDb(MariaDb::start_with(settings).unwrap()),
             pooler: OnceLock::new(),
             shared: OnceLock::new(),
+            sql: Some(Sql {
+                few_connections: ("max_connections", "14"),
+                clock: "select timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
+                insert: |table, name| {
+                    format!(
+                        "insert into {table} (name, token, acquired, renewed, expires, first, grace) \
+                         values ('{name}', 1, utc_timestamp(6), utc_timestamp(6), utc_timestamp(6), 1, 0)"
+                    )
+                },
+                make_user: |user, password| format!("create user {user} identified by '{password}'"),
+                grant: |right, table, user| format!("grant {right} on {table} to {user}"),
+            }),
         }
+    }
+
+    /// Of a kind that speaks SQL.
+    pub fn sql(&self) -> &Sql {
+        self.sql.as_ref().unwrap()
     }
 
     /// A server for tests that don't disturb each other.

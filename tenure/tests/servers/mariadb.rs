@@ -63,7 +63,7 @@ pub async fn a_name_that_another_inserts_delays_nobody(kind: &Kind) {
     let claims: Vec<_> = (0..3).map(|number| claim_of(&format!("{prefix}/{number}"), LONG)).collect();
     let mut foreign = Raw::to(&kind.shared().url()).await;
     foreign.run("begin").await;
-    foreign.run((kind.insert)(TABLE, claims[1].name.as_str())).await;
+    foreign.run((kind.sql().insert)(TABLE, claims[1].name.as_str())).await;
     // The fastest of some, as the machine may be busy; a session waits for a lock for a second.
     let mut fastest = SECOND;
     for _ in 0..3 {

@@ -65,7 +65,7 @@ pub async fn a_server_paused_for_longer_than_the_term_is_told(kind: &Kind) {
 /// Renewals need no new connection; whoever needs one is told that there is none.
 pub async fn a_server_without_free_connections_loses_nothing(kind: &Kind) {
     let ttl = 2 * SECOND;
-    let server = kind.start_with(&[kind.few_connections]);
+    let server = kind.start_with(&[kind.sql().few_connections]);
     let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
     let guard = hold(&locks, "name", ttl).await;
     let waiting = tokio::spawn(other.lock("name").ttl(LONG).into_future());

@@ -13,7 +13,7 @@ use super::support::{Raw, SECOND, as_user, assert_is_transient, connect, soon, u
 pub async fn each_refusal_says_what_is_wrong_and_no_password(kind: &Kind) {
     let server = kind.shared();
     let (user, password, wrong) = (unique("user"), unique("password"), unique("wrong"));
-    Raw::to(&server.url()).await.run((kind.make_user)(&user, &password)).await;
+    Raw::to(&server.url()).await.run((kind.sql().make_user)(&user, &password)).await;
     let no_database = server.url().replace("/tenure", "/nowhere");
     let (closed, nobody) = (server.url_at(closed_port()), server.url().replace("127.0.0.1", "nobody.invalid"));
     let mut said = BTreeSet::new();

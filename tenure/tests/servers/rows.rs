@@ -35,7 +35,7 @@ async fn is_granted_in_full(kind: &Kind, name: &str) {
     let asked = tokio::spawn(locks.lock(name).ttl(ttl).renew_every(ttl / 2).into_future());
     sleep(2 * SECOND).await;
     assert!(!asked.is_finished(), "{name} was granted while its row was locked");
-    let unlocked = foreign.number(kind.clock).await.unsigned_abs();
+    let unlocked = foreign.number(kind.sql().clock).await.unsigned_abs();
     foreign.run("rollback").await;
     let guard = soon("the name is granted when its row is unlocked", asked).await.unwrap().unwrap();
     let record = locks.get(name).await.unwrap().expect("the name is held");
@@ -145,7 +145,7 @@ pub async fn a_claim_whose_client_was_killed_at_a_new_row_leaves_nothing(kind: &
     let (name, mut foreign) = (unique("new"), Raw::to(&kind.shared().url()).await);
     connect(&kind.shared().url()).await;
     foreign.run("begin").await;
-    foreign.run((kind.insert)(TABLE, &name)).await;
+    foreign.run((kind.sql().insert)(TABLE, &name)).await;
     leaves_nothing(kind, foreign, &name).await;
 }
 

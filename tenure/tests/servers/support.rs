@@ -167,8 +167,11 @@ pub fn as_user(url: &str, user: &str, password: &str) -> String {
     format!("{scheme}://{user}:{password}@{}", rest.split_once('@').unwrap().1)
 }
 
-/// The URL with a setting more.
+/// The URL with a setting more, if there is one.
 pub fn with(url: &str, setting: &str) -> String {
+    if setting.is_empty() {
+        return url.to_owned();
+    }
     format!("{url}{}{setting}", if url.contains('?') { '&' } else { '?' })
 }
 

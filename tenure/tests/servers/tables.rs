@@ -88,9 +88,9 @@ impl Role {
         let url = with(&server.url(), &format!("tenure.table={table}"));
         connect(&url).await;
         let mut operator = Raw::to(&server.url()).await;
-        operator.run((kind.make_user)(&user, &password)).await;
+        operator.run((kind.sql().make_user)(&user, &password)).await;
         for right in rights {
-            operator.run((kind.grant)(right, &table, &user)).await;
+            operator.run((kind.sql().grant)(right, &table, &user)).await;
         }
         Self { url: as_user(&url, &user, &password), password }
     }
