@@ -24,7 +24,7 @@ pub(super) mod link;
 pub(super) mod listener;
 pub(super) mod node;
 pub(super) mod scripts;
-mod term;
+pub(super) mod term;
 
 const STORE: &str = "redis";
 
@@ -97,7 +97,7 @@ fn replicas(url: &StoreUrl) -> Result<usize> {
 
 /// What an operator says to make a user that may do what this store does, and no more. INFO and CONFIG GET are for
 /// `doctor` alone.
-fn rights(prefix: &str) -> String {
+pub(super) fn rights(prefix: &str) -> String {
     format!(
         "ACL SETUSER tenure on >PASSWORD ~{{{prefix}}}:* &{{{prefix}}}:freed -@all +eval +evalsha +time +get +set +hget \
          +hmget +hgetall +hset +hdel +zadd +zrem +zrangebylex +zrangebyscore +publish +subscribe +ping +select +wait \

@@ -13,6 +13,8 @@ use super::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
 use super::postgres::PostgresStore;
 #[cfg(feature = "redis")]
+use super::quorum::QuorumStore;
+#[cfg(feature = "redis")]
 use super::redis::RedisStore;
 #[cfg(feature = "sqlite")]
 use super::sqlite::SqliteStore;
@@ -53,6 +55,12 @@ const KINDS: &[Kind] = &[
         settings: &["prefix", "wait_replicas", "ca_file", "cert_file", "key_file"],
         make: with_feature!("redis", RedisStore::from_url),
     },
+    Kind {
+        scheme: "redis+quorum",
+        also: &["rediss+quorum", "valkey+quorum", "valkeys+quorum"],
+        settings: &["prefix", "ca_file", "cert_file", "key_file"],
+        make: with_feature!("redis", QuorumStore::from_url),
+    },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
@@ -63,7 +71,7 @@ struct Kind {
     also: &'static [&'static str],
     /// The `tenure.` settings that it knows.
     settings: &'static [&'static str],
-    /// `None` if it is compiled out; its cargo feature has the name of the scheme.
+    /// `None` if it is compiled out; its cargo feature has the name of the scheme, up to a `+`.
     make: Option<Make>,
 }
 
@@ -83,6 +91,7 @@ impl Kind {
 /// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
 /// | `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://…` with TLS | a Redis or Valkey server (feature `redis`); settings: `tenure.prefix`, `tenure.wait_replicas`, `tenure.ca_file`, `tenure.cert_file`, `tenure.key_file` |
 /// | `redis+cluster://HOST:PORT,HOST:PORT`, `rediss+cluster://…` | a cluster, by some of its servers; the same settings |
+/// | `redis+quorum://HOST:PORT,HOST:PORT,HOST:PORT`, `rediss+quorum://…` | independent servers, of which a majority decides; the same settings but for `tenure.wait_replicas` |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.
@@ -92,8 +101,9 @@ pub fn store_at(url: &str) -> Result<Arc<dyn Store>> {
         return Err(url.refuse(format!("has the unknown scheme {:?}: use {}", url.scheme, known_schemes())));
     };
     let Some(make) = kind.make else {
+        let feature = kind.scheme.split('+').next().unwrap_or_default();
         return Err(
-            url.refuse(format!("needs a store that is not built in: enable tenure's cargo feature {:?}", kind.scheme))
+            url.refuse(format!("needs a store that is not built in: enable tenure's cargo feature {feature:?}"))
         );
     };
     url.check_settings(kind)?;

@@ -6,17 +6,32 @@ use super::world::{MAJORITY, NODES, Rule, SecondRound, Time, Token};
 /// What the nodes have answered in a round.
 pub type Answers = [Option<Token>; NODES];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Client {
     Idle,
-    Claiming { lease: Lease, sent: Time, answers: Answers },
-    Confirming { lease: Lease, sent: Time, timed: Time, token: Token, answers: Answers },
+    Claiming {
+        lease: Lease,
+        sent: Time,
+        answers: Answers,
+    },
+    Confirming {
+        lease: Lease,
+        sent: Time,
+        timed: Time,
+        token: Token,
+        answers: Answers,
+    },
     /// It believes that it holds until then; afterwards it knows that it doesn't.
-    Holding { lease: Lease, until: Time, token: Token, renewal: Option<Renewal> },
+    Holding {
+        lease: Lease,
+        until: Time,
+        token: Token,
+        renewal: Option<Renewal>,
+    },
 }
 
 /// A renewal under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Renewal {
     pub sent: Time,
     pub rotate: bool,
@@ -56,6 +71,15 @@ impl Client {
         }
     }
 
+    /// The same with the two nodes swapped whose clocks are equal.
+    pub fn mirror(&mut self) {
+        match self {
+            Self::Claiming { answers, .. } | Self::Confirming { answers, .. } => answers.swap(0, 1),
+            Self::Holding { renewal: Some(renewal), .. } => renewal.answers.swap(0, 1),
+            Self::Idle | Self::Holding { renewal: None, .. } => {}
+        }
+    }
+
     pub fn lease(&self) -> Option<Lease> {
         match self {
             Self::Idle => None,
@@ -63,23 +87,35 @@ impl Client {
         }
     }
 
+    /// Whether it waits for an answer to this.
+    pub fn awaits(&self, lease: Lease, ask: Ask) -> bool {
+        let mut client = *self;
+        matches!(ask, Ask::PutBack(_)) && self.lease() == Some(lease) || client.answers(lease, ask).is_some()
+    }
+
+    /// The answers to what was asked last, if it was this.
+    fn answers(&mut self, lease: Lease, ask: Ask) -> Option<&mut Answers> {
+        if self.lease() != Some(lease) {
+            return None;
+        }
+        match (self, ask) {
+            (Self::Claiming { answers, .. }, Ask::Claim) => Some(answers),
+            (Self::Confirming { answers, .. }, Ask::Confirm(_)) => Some(answers),
+            (Self::Holding { renewal: Some(renewal), .. }, Ask::Renew { .. }) => {
+                renewal.second.is_none().then_some(&mut renewal.answers)
+            }
+            (Self::Holding { renewal: Some(renewal), .. }, Ask::Confirm(token)) => {
+                (renewal.second == Some(token)).then_some(&mut renewal.answers)
+            }
+            _ => None,
+        }
+    }
+
     /// Takes a node's answer, if it is one to what was asked last.
     pub fn hear(&mut self, node: usize, lease: Lease, ask: Ask, answer: Option<Token>) {
-        if self.lease() != Some(lease) {
-            return;
+        if let Some(answers) = self.answers(lease, ask) {
+            answers[node] = answers[node].max(answer);
         }
-        let answers = match (self, ask) {
-            (Self::Claiming { answers, .. }, Ask::Claim) => answers,
-            (Self::Confirming { answers, .. }, Ask::Confirm(_)) => answers,
-            (Self::Holding { renewal: Some(renewal), .. }, Ask::Renew { .. }) if renewal.second.is_none() => {
-                &mut renewal.answers
-            }
-            (Self::Holding { renewal: Some(renewal), .. }, Ask::Confirm(token)) if renewal.second == Some(token) => {
-                &mut renewal.answers
-            }
-            _ => return,
-        };
-        answers[node] = answers[node].max(answer);
     }
 
     /// What follows from the answers, once a majority has given one.
@@ -97,7 +133,8 @@ impl Client {
             Self::Confirming { lease, sent, timed, token, answers } => {
                 largest(&answers)?;
                 // What was left of the term when it was timed, counted from now on, is too much.
-                let until = if rule.timed_after { sent + rule.ttl } else { now + (sent + rule.ttl).saturating_sub(timed) };
+                let until =
+                    if rule.timed_after { sent + rule.ttl } else { now + (sent + rule.ttl).saturating_sub(timed) };
                 Some(hold(lease, until, token, now))
             }
             Self::Holding { lease, until, token, renewal: Some(renewal) } => {

@@ -13,7 +13,9 @@ pub enum Ask {
     /// The second round: the token that the term gets.
     Confirm(Token),
     /// A term's renewal; the first round of one that raises the token.
-    Renew { rotate: bool },
+    Renew {
+        rotate: bool,
+    },
     /// A renewal found that this node lacks the record of a term that a majority has.
     PutBack(Token),
     Release,
@@ -26,7 +28,7 @@ impl Ask {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
     pub record: Option<Record>,
     /// No smaller token is made here.
@@ -34,7 +36,7 @@ pub struct Node {
     pub standing: Standing,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Record {
     pub lease: Lease,
     pub token: Token,
@@ -43,11 +45,14 @@ pub struct Record {
     pub confirmed: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Standing {
     Votes,
     /// It lost its data, was found so at this time, and has copied the floor of the others, or not yet.
-    Newborn { since: Time, copied: Option<Token> },
+    Newborn {
+        since: Time,
+        copied: Option<Token>,
+    },
 }
 
 impl Node {
@@ -103,8 +108,7 @@ impl Node {
             (record.token, self.floor) = (token, token);
             return Some(token);
         }
-        let may = |record: &&mut Record| record.token <= token || !rule.confirms_only_larger;
-        let record = self.own(lease, now).filter(may)?;
+        let record = self.own(lease, now)?;
         (record.token, record.confirmed) = (token, true);
         self.floor = self.floor.max(token);
         Some(token)
@@ -120,7 +124,7 @@ impl Node {
     }
 
     fn put_back(&mut self, lease: Lease, token: Token, now: Time, rule: &Rule) -> Option<Token> {
-        let ours_or_free = self.live(now).is_none_or(|record| record.lease == lease && record.token <= token);
+        let ours_or_free = self.live(now).is_none_or(|record| record.lease == lease);
         if ours_or_free {
             self.record = Some(Record { lease, token, expires: now + rule.ttl, confirmed: true });
             self.floor = self.floor.max(token);

@@ -35,8 +35,6 @@ pub struct Rule {
     pub timed_after: bool,
     /// Rotation has a second round.
     pub rotates_twice: bool,
-    /// A node confirms no token that is smaller than the one it has given itself.
-    pub confirms_only_larger: bool,
     /// A node that has restarted counts as new, whatever it has kept.
     pub notices_restart: bool,
     /// It doesn't vote until every term that it may have forgotten is over.
@@ -63,7 +61,6 @@ impl Rule {
             second_round: SecondRound::Conditional,
             timed_after: true,
             rotates_twice: true,
-            confirms_only_larger: true,
             notices_restart: true,
             waits: true,
             copies_floor: true,
@@ -83,14 +80,19 @@ pub struct Limits {
     pub rotations: u8,
     /// How often a node loses its data.
     pub losses: u8,
-    pub evictions: u8,
+    /// Whether messages may arrive when whoever sent them has ceased to wait for their answers.
+    pub late: bool,
 }
 
 impl Limits {
-    const NONE: Self = Self { ttl: 1, time: 0, leases: 0, renewals: 0, rotations: 0, losses: 0, evictions: 0 };
+    const NONE: Self = Self { ttl: 1, time: 0, leases: 0, renewals: 0, rotations: 0, losses: 0, late: false };
 
     pub fn late() -> Self {
-        Self { time: 2, leases: 2, renewals: 1, ..Self::NONE }
+        Self { time: 2, leases: 2, late: true, ..Self::NONE }
+    }
+
+    pub fn overwriting() -> Self {
+        Self { time: 1, renewals: 1, ..Self::late() }
     }
 
     pub fn renewing() -> Self {
@@ -99,10 +101,6 @@ impl Limits {
 
     pub fn losing() -> Self {
         Self { time: 3, leases: 2, losses: 1, ..Self::NONE }
-    }
-
-    pub fn evicting() -> Self {
-        Self { time: 1, leases: 2, evictions: 1, ..Self::NONE }
     }
 
     /// Whether such a thing can happen within these limits.
@@ -116,7 +114,7 @@ impl Limits {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct State {
     now: Time,
     nodes: [Node; NODES],
@@ -130,14 +128,13 @@ pub struct State {
 }
 
 /// What has happened so far, of what is limited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Used {
     leases: u8,
     grants: u8,
     renewals: u8,
     rotations: u8,
     losses: u8,
-    evictions: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -152,14 +149,10 @@ pub enum Action {
     Time,
     Begin(usize),
     Arrives(Message),
-    /// It arrives, and the answer is lost.
-    ArrivesUnheard(Message),
     Proceeds(usize),
     /// Releases, or asks no more; its release reaches some of the nodes.
     GivesUp(usize, Nodes),
     Renews(usize, bool),
-    /// An operator ends a term.
-    Evict(Lease, Nodes),
     LosesData(usize),
     CopiesFloor(usize),
     VotesAgain(usize),
@@ -195,8 +188,6 @@ impl Model for World {
             actions.push(Action::Time);
         }
         actions.extend(state.messages.iter().map(|message| Action::Arrives(*message)));
-        let unheard = state.messages.iter().filter(|message| message.ask == Ask::Claim && self.limits.evictions > 0);
-        actions.extend(unheard.map(|message| Action::ArrivesUnheard(*message)));
         (0..CLIENTS as usize).for_each(|client| self.client_actions(state, client, actions));
         (0..NODES).for_each(|node| self.node_actions(state, node, actions));
     }
@@ -207,35 +198,37 @@ impl Model for World {
             Action::Time => state.now += 1,
             Action::Begin(client) => state.begin(client),
             Action::Arrives(message) => state.arrives(message, true, &self.rule),
-            Action::ArrivesUnheard(message) => state.arrives(message, false, &self.rule),
             Action::Proceeds(client) => state.proceed(client, &self.rule),
             Action::GivesUp(client, nodes) => state.give_up(client, nodes, &self.rule),
             Action::Renews(client, rotate) => state.renew(client, rotate),
-            Action::Evict(lease, nodes) => state.evict(lease, nodes, &self.rule),
             Action::LosesData(node) => state.lose(node, &self.rule),
             Action::CopiesFloor(node) => state.copy_floor(node),
             Action::VotesAgain(node) => state.vote_again(node),
         }
-        state.tidy(&self.rule);
-        Some(state)
+        state.tidy(&self.rule, self.limits.late);
+        let mirrored = state.mirrored();
+        Some(state.min(mirrored))
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let exclusion = |world: &World, state: &State| {
+        let exclusion = |_: &World, state: &State| {
             let holders = state.clients.iter().filter(|client| client.believes(state.now).is_some()).count();
-            // Whoever is evicted learns of it when it renews.
-            holders < 2 || world.limits.evictions > 0
+            holders < 2
         };
-        let tokens = |world: &World, state: &State| {
+        let tokens = |_: &World, state: &State| {
             let newest = |client: &Client| client.believes(state.now).is_none_or(|token| token == state.newest);
-            !state.fell && (state.clients.iter().all(newest) || world.limits.evictions > 0)
+            !state.fell && state.clients.iter().all(newest)
         };
         vec![
             Property::always(EXCLUSION, exclusion),
             Property::always(TOKENS, tokens),
             Property::sometimes(TAKEN_OVER, |_, state: &State| state.used.grants >= 2),
             Property::sometimes(RENEWED, |world, state: &State| {
-                state.used.leases == 1 && state.clients.iter().any(|client| client.believes(state.now).is_some() && state.now > world.limits.ttl)
+                state.used.leases == 1
+                    && state
+                        .clients
+                        .iter()
+                        .any(|client| client.believes(state.now).is_some() && state.now > world.limits.ttl)
             }),
             Property::sometimes(ROTATED, |_, state: &State| state.used.leases == 1 && state.used.grants == 2),
             Property::sometimes(VOTES_AGAIN, |_, state: &State| {
@@ -249,7 +242,9 @@ impl World {
     fn client_actions(&self, state: &State, index: usize, actions: &mut Vec<Action>) {
         let client = &state.clients[index];
         match client {
-            Client::Idle if state.used.leases < self.limits.leases && (index == 0 || state.used.leases > 0) => actions.push(Action::Begin(index)),
+            Client::Idle if state.used.leases < self.limits.leases && (index == 0 || state.used.leases > 0) => {
+                actions.push(Action::Begin(index))
+            }
             Client::Idle => {}
             _ => {}
         }
@@ -267,9 +262,11 @@ impl World {
             }
         }
         if let Some(lease) = client.lease() {
-            actions.extend(state.some_with(lease).map(|nodes| Action::GivesUp(index, nodes)));
-            if state.used.evictions < self.limits.evictions {
-                actions.extend(state.some_with(lease).map(|nodes| Action::Evict(lease, nodes)));
+            let some = state.some_with(lease).map(|nodes| Action::GivesUp(index, nodes));
+            match client {
+                Client::Holding { .. } => actions.extend(some),
+                // A release that arrives nowhere, or everywhere, will do.
+                _ => actions.extend(some.last()),
             }
         }
     }
@@ -301,20 +298,37 @@ impl State {
         self.messages.extend((0..NODES).map(|to| Message { to, lease, ask }));
     }
 
+    /// The same with the two nodes swapped whose clocks are equal: of two such worlds, one will do.
+    fn mirrored(&self) -> Self {
+        let mut other = self.clone();
+        other.nodes.swap(0, 1);
+        other.clients.iter_mut().for_each(Client::mirror);
+        for message in &mut other.messages {
+            message.to = [1, 0, 2][message.to];
+        }
+        other.messages.sort_unstable();
+        other
+    }
+
     /// Equal worlds are to look equal: messages are in order, and those that can change nothing any more are gone.
-    fn tidy(&mut self, rule: &Rule) {
+    fn tidy(&mut self, rule: &Rule, late: bool) {
+        for client in &mut self.clients {
+            client.notice_end(self.now, rule);
+        }
+        let clients = &self.clients;
+        let awaited =
+            |message: &Message| clients[usize::from(message.lease % CLIENTS)].awaits(message.lease, message.ask);
+        self.messages.retain(|message| late || awaited(message));
         let makes_record = |message: &Message| matches!(message.ask, Ask::Claim | Ask::PutBack(_));
         let made: Vec<Message> = self.messages.iter().copied().filter(makes_record).collect();
         let (nodes, now) = (&self.nodes, self.now);
         self.messages.retain(|message| {
-            let is_there = nodes[message.to].record.is_some_and(|record| record.lease == message.lease && now < record.expires);
+            let is_there =
+                nodes[message.to].record.is_some_and(|record| record.lease == message.lease && now < record.expires);
             let may_come = made.iter().any(|other| other.to == message.to && other.lease == message.lease);
             is_there || may_come || message.ask.is_unconditional(rule)
         });
         self.messages.sort_unstable();
-        for client in &mut self.clients {
-            client.notice_end(now, rule);
-        }
         for node in &mut self.nodes {
             node.record = node.record.filter(|record| now < record.expires);
         }
@@ -377,13 +391,12 @@ impl State {
         let Client::Holding { lease, renewal, .. } = &mut self.clients[index] else { return };
         *renewal = Some(Renewal { sent: self.now, rotate, second: None, answers: [None; NODES] });
         let lease = *lease;
-        if rotate { self.used.rotations += 1 } else { self.used.renewals += 1 }
+        if rotate {
+            self.used.rotations += 1
+        } else {
+            self.used.renewals += 1
+        }
         self.send(lease, Ask::Renew { rotate });
-    }
-
-    fn evict(&mut self, lease: Lease, nodes: Nodes, rule: &Rule) {
-        self.used.evictions += 1;
-        self.release(lease, nodes, rule);
     }
 
     fn lose(&mut self, node: usize, rule: &Rule) {

@@ -24,7 +24,7 @@ impl Info {
         }
     }
 
-    fn read(said: &Value) -> Self {
+    pub fn read(said: &Value) -> Self {
         let text = match said {
             Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
             Value::VerbatimString { text, .. } => text.clone(),
@@ -73,7 +73,7 @@ pub(in crate::store) async fn findings(link: &Link, replicas: usize) -> Result<V
     ])
 }
 
-fn version(info: &Info) -> Finding {
+pub(in crate::store) fn version(info: &Info) -> Finding {
     let said = match info.get("valkey_version") {
         "" => format!("Redis {}", info.get("redis_version")),
         valkey => format!("Valkey {valkey}"),
@@ -82,7 +82,7 @@ fn version(info: &Info) -> Finding {
 }
 
 /// Without a limit nothing is evicted, whatever the policy.
-fn eviction(info: &Info) -> Finding {
+pub(in crate::store) fn eviction(info: &Info) -> Finding {
     let (limit, policy) = (info.get("maxmemory"), info.get("maxmemory_policy"));
     let what = "maxmemory-policy";
     match (limit, policy) {
@@ -150,11 +150,11 @@ fn replication(info: &Info, waits_for: usize) -> Finding {
     }
 }
 
-fn fine(what: &str, says: String) -> Finding {
+pub(in crate::store) fn fine(what: &str, says: String) -> Finding {
     Finding { what: what.into(), says, weakens: false }
 }
 
-fn weak(what: &str, says: String) -> Finding {
+pub(in crate::store) fn weak(what: &str, says: String) -> Finding {
     Finding { what: what.into(), says, weakens: true }
 }
 

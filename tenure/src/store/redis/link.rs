@@ -8,6 +8,7 @@ use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, ErrorKind, PushInfo, Red
 use tokio::sync::mpsc;
 
 use super::address::{TlsFiles, moved};
+use super::examine::Info;
 use super::scripts::{Keys, Script};
 use super::term::unexpected;
 use super::{CALLS, STATEMENT_LIMIT, STORE};
@@ -37,6 +38,10 @@ pub(in crate::store) struct Link {
     main: Lane<Connection>,
     renewals: Lane<Connection>,
     clock: Mutex<Option<Heard>>,
+    /// A call that is carried out later than this changes nothing.
+    limit: Duration,
+    /// What a connection begins with: told which run of the server it has reached.
+    greeting: Option<Script>,
 }
 
 /// What was heard of the server's clock.
@@ -83,7 +88,15 @@ impl Link {
             main: Lane::new(2 * CALLS),
             renewals: Lane::new(1),
             clock: Mutex::default(),
+            limit: STATEMENT_LIMIT,
+            greeting: None,
         }
+    }
+
+    /// One of a quorum's servers: what is asked of it, renewals apart, is carried out in the order of asking.
+    pub fn in_quorum(server: ConnectionInfo, tls: TlsFiles, prefix: &str, greeting: Script, limit: Duration) -> Self {
+        let link = Self::new(vec![server], tls, prefix);
+        Self { main: Lane::new(1), limit, greeting: Some(greeting), ..link }
     }
 
     pub fn channel(&self) -> &str {
@@ -94,6 +107,14 @@ impl Link {
     pub async fn open_renewals(&self) -> Result<()> {
         self.renewals.take(self.connect()).await?.put_back();
         Ok(())
+    }
+
+    /// Leaves all connections, which may hang, and opens new ones.
+    pub async fn open_anew(&self) -> Result<()> {
+        self.main.clear();
+        self.renewals.clear();
+        self.main.take(self.connect()).await?.put_back();
+        self.open_renewals().await
     }
 
     /// Carries out a script; `fill` adds its entries.
@@ -173,9 +194,12 @@ impl Link {
             _ => return Err(unexpected(&Value::Array(entries))),
         };
         *self.clock() = Some(Heard { asked, time });
-        if matches!(entries.get(1), Some(Value::BulkString(_))) {
-            let why = format!("{} got it too late and did nothing: its clock was set, or it stood still", self.place);
-            return Err(Error::transient(STORE, why));
+        if let Some(Value::BulkString(why)) = entries.get(1) {
+            let place = self.place.clone();
+            return Err(match &why[..] {
+                b"late" => Error::transient(STORE, Late(place)),
+                _ => Error::transient(STORE, NoVote(place)),
+            });
         }
         entries.remove(0);
         Ok(Answer { now: time, entries, copies })
@@ -185,7 +209,7 @@ impl Link {
     /// heard after we asked, so it has not got further since than the time since we asked.
     fn gives_up_at(&self) -> u64 {
         let limit = |heard: Heard| {
-            let since = Moment::now() - heard.asked + STATEMENT_LIMIT;
+            let since = Moment::now() - heard.asked + self.limit;
             heard.time.saturating_add(u64::try_from(since.as_micros()).unwrap_or(NEVER))
         };
         self.clock().map_or(NEVER, limit).min(NEVER)
@@ -209,7 +233,23 @@ impl Link {
 
     /// Connects to where the keys are, as far as is known, or else to any of the servers.
     async fn connect(&self) -> Result<Connection> {
-        self.connect_with(AsyncConnectionConfig::new).await
+        let mut connection = self.connect_with(AsyncConnectionConfig::new).await?;
+        if let Some(greeting) = &self.greeting {
+            self.greet(&mut connection, greeting).await?;
+        }
+        Ok(connection)
+    }
+
+    async fn greet(&self, connection: &mut Connection, greeting: &Script) -> Result<()> {
+        let asked = Moment::now();
+        let said: redis::RedisResult<Value> = redis::cmd("INFO").arg("server").query_async(connection).await;
+        let info = Info::read(&said.map_err(|error| self.explain(&error))?);
+        let tell = |command: &mut Cmd| {
+            command.arg(info.get("run_id"));
+        };
+        let greeted = self.run(connection, greeting, None, &tell).await;
+        let (answer, _) = greeted.map_err(|error| self.explain(&error))?;
+        self.read(answer, 0, asked).map(drop)
     }
 
     /// A connection that passes on what the server sends unasked.
@@ -285,6 +325,21 @@ impl Link {
         let reason = format!("{place} {meaning} (Redis: {error})");
         if transient { Error::transient(STORE, reason) } else { Error::permanent(STORE, reason) }
     }
+}
+
+/// Why a call changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} got it too late and did nothing: its clock was set, or it stood still")]
+struct Late(String);
+
+/// Why a call to one of a quorum's servers changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} has restarted, or lost its data, and has no vote until all that it may have forgotten is over")]
+struct NoVote(String);
+
+/// Whether this is one of a quorum's servers that says that it has no vote.
+pub(in crate::store) fn is_without_vote(error: &Error) -> bool {
+    matches!(error, Error::Store { reason, .. } if reason.is::<NoVote>())
 }
 
 /// Why a question got no answer.

@@ -88,6 +88,11 @@ impl Hints {
         Self { node, listener: Some(listener) }
     }
 
+    /// The same, to be connected when they are first asked for.
+    pub fn unopened(node: Arc<Node>) -> Self {
+        Self { node, listener: None }
+    }
+
     async fn listen_again(&mut self) -> bool {
         let opened = timeout(2 * PING_LIMIT, Listener::open(&self.node.link)).await;
         self.listener = opened.ok().and_then(Result::ok);

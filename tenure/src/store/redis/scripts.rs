@@ -1,6 +1,6 @@
 //! What the server is asked to do, in Lua: whole batches, each as one atomic step.
 //!
-//! A prefix has six keys, in one hash slot of a cluster, whatever the number of names; so a batch of any size costs a few
+//! A prefix has a few keys, in one hash slot of a cluster, whatever the number of names; so a batch of any size costs a few
 //! commands, which is where a script spends its time:
 //!
 //! | key | kind | has |
@@ -11,9 +11,10 @@
 //! | `{tenure}:names` | sorted set | names with a term, all scores 0: for lists in order of names |
 //! | `{tenure}:expiries` | sorted set | names with a term, by the time from which others may have them |
 //! | `{tenure}:evicted` | hash | name → the last term that an operator ended |
+//! | `{tenure}:node` | hash | only in a quorum: how the server stands in it |
 
 /// The keys of a prefix, in the order in which scripts number them.
-const KEYS: [&str; 6] = ["floor", "terms", "data", "names", "expiries", "evicted"];
+const KEYS: [&str; 7] = ["floor", "terms", "data", "names", "expiries", "evicted", "node"];
 
 /// What every script begins with. Its first argument is the moment, by the server's clock, from which on the call has
 /// been given up, and must change nothing: a server or a network that stood still delivers it late. Every answer
@@ -71,7 +72,7 @@ end
 
 /// Entries: name, lease, TTL, grace, whether it waits, owner, data. Answers: the token, or the term that is in the way
 /// with its data. All grants of a batch have one token: it must rise for each name, and no name is here twice.
-const CLAIM: &str = r"
+pub(in crate::store) const CLAIM: &str = r"
 local names, olds = entries(7)
 local token, granted = next_token(), false
 local answers, terms, data, no_data, listed, expiries = {now}, {}, {}, {}, {}, {}
@@ -123,7 +124,7 @@ return answers
 
 /// Entries: name, lease, first token, TTL, whether the token is to rise. Answers: the token, or what there is instead:
 /// the name's term, its data and the mark of an eviction.
-const RENEW: &str = r"
+pub(in crate::store) const RENEW: &str = r"
 local names, olds = entries(5)
 local token
 local answers, terms, expiries = {now}, {}, {}
@@ -154,14 +155,15 @@ return answers
 ";
 
 /// Entries: name, lease, first token or nothing, who evicts or nothing. Answers: 1 where the term has ended now, else 0.
-/// Releases that somebody waits for are published. The token is not forgotten with the record: the floor is above it.
-const RELEASE: &str = r"
+/// A term that began before the one that is meant, with the same lease, is an attempt at it. Releases that somebody waits
+/// for are published. The token is not forgotten with the record: the floor is above it.
+pub(in crate::store) const RELEASE: &str = r"
 local names, olds = entries(4)
 local answers, ended, no_data, marks, awaited = {now}, {}, {}, {}, {}
 for i, name in ipairs(names) do
   local at = 4 * i - 1
   local old, first, by = olds[i], ARGV[at + 2], ARGV[at + 3]
-  local ours = old and string.sub(old, 1, 32) == ARGV[at + 1] and (first == '' or text(old, FIRST) == first)
+  local ours = old and string.sub(old, 1, 32) == ARGV[at + 1] and (first == '' or text(old, FIRST) <= first)
   answers[i + 1] = 0
   if ours and is_live(old) then
     answers[i + 1] = 1
@@ -184,7 +186,7 @@ return answers
 ";
 
 /// From, to, how many. Answers: name, term and data of each.
-const LIST: &str = r"
+pub(in crate::store) const LIST: &str = r"
 local names = redis.call('ZRANGEBYLEX', NAMES, ARGV[3], ARGV[4], 'LIMIT', 0, ARGV[5])
 local answers = {now}
 for _, name in ipairs(names) do
@@ -196,7 +198,7 @@ return answers
 
 /// For how long nobody has held them, how many at most. Answers: how many were forgotten. Marks of evictions go after the
 /// same time.
-const PRUNE: &str = r"
+pub(in crate::store) const PRUNE: &str = r"
 local idle = tonumber(ARGV[3])
 local marks, old_marks = redis.call('HGETALL', EVICTED), {}
 for i = 1, #marks, 2 do
@@ -208,7 +210,7 @@ return {now, sweep(idle, tonumber(ARGV[4]))}
 
 /// Writes the floor if it is missing, and tries every command that the others need on every key, with a name that
 /// nobody can have: so a missing right, a read-only server or something else under these keys is found now.
-const OPEN: &str = r"
+pub(in crate::store) const OPEN: &str = r"
 redis.call('SET', FLOOR, digits(0), 'NX')
 redis.call('GET', FLOOR)
 for _, key in ipairs({TERMS, DATA, EVICTED}) do
@@ -261,7 +263,7 @@ impl Script {
 
 /// The keys of a prefix, as scripts number them, and its channel.
 pub(in crate::store) struct Keys {
-    pub all: [String; 6],
+    pub all: [String; 7],
     /// Where releases are published.
     pub channel: String,
 }

@@ -9,7 +9,7 @@ use crate::store::Grant;
 use crate::store::seen::{Found, Seen, unreadable};
 
 /// A token as scripts compare it: as text.
-pub(super) fn digits(token: Token) -> String {
+pub(in crate::store) fn digits(token: Token) -> String {
     format!("{:016}", token.0)
 }
 
@@ -42,7 +42,7 @@ fn instead(name: &str, term: Option<&str>, data: Option<&str>, mark: Option<&str
 
 /// Reads `LEASE FIRST TOKEN EXPIRES ACQUIRED RENEWED GRACE FLAGS OWNER`: numbers of sixteen digits, times in
 /// microseconds; only the owner, which comes last, may have a blank in it.
-pub(super) fn seen(name: &str, term: &str, data: Option<&str>, now: u64) -> Result<Seen> {
+pub(in crate::store) fn seen(name: &str, term: &str, data: Option<&str>, now: u64) -> Result<Seen> {
     let bad = || unreadable(STORE, format!("{name} has {term:?}, which Tenure never wrote"));
     let mut fields = term.splitn(9, ' ');
     let lease = fields.next().filter(|lease| LeaseId::from_hex(lease).is_some()).ok_or_else(bad)?;
@@ -85,7 +85,7 @@ fn free(name: &str, now: u64) -> Seen {
 }
 
 /// A text, if there is one.
-pub(super) fn text(value: &Value) -> Result<Option<&str>> {
+pub(in crate::store) fn text(value: &Value) -> Result<Option<&str>> {
     match value {
         Value::Nil => Ok(None),
         Value::BulkString(bytes) => std::str::from_utf8(bytes).map(Some).map_err(|error| unreadable(STORE, error)),
@@ -93,6 +93,6 @@ pub(super) fn text(value: &Value) -> Result<Option<&str>> {
     }
 }
 
-pub(super) fn unexpected(answer: &Value) -> Error {
+pub(in crate::store) fn unexpected(answer: &Value) -> Error {
     Error::permanent(STORE, format!("a script answered {answer:?}"))
 }
