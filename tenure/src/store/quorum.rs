@@ -97,7 +97,7 @@ impl QuorumStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        ask_all(&self.members, limit, ask).await
+        ask_all(&self.members, limit, Some(FOR_STRAGGLERS), ask).await
     }
 
     /// The first round, and what follows from it for each name.
@@ -226,8 +226,10 @@ impl QuorumStore {
     }
 
     /// Lets servers vote that may, and says when to look again; `None` if there is nothing to wait for.
-    async fn admit(members: &[Arc<Member>]) -> Option<Duration> {
-        let found = ask_all(members, standing::READ_WITHIN, |member| async move { member.standing().await }).await;
+    async fn admit(members: &[Arc<Member>], for_stragglers: Option<Duration>) -> Option<Duration> {
+        let found =
+            ask_all(members, standing::READ_WITHIN, for_stragglers, |member| async move { member.standing().await })
+                .await;
         let found: Vec<_> = found.into_iter().map(Result::ok).collect();
         let (admitted, next) = admissions(&found);
         let mut left = found.iter().flatten().filter(|standing| !standing.votes).count();
@@ -251,13 +253,18 @@ impl QuorumStore {
                 None => without_vote.notified().await,
             }
             let Some(members) = members.upgrade() else { return };
-            next = Self::admit(&members).await;
+            next = Self::admit(&members, None).await;
         }
     }
 }
 
-/// Asks servers at once; see [`QuorumStore::ask`].
-async fn ask_all<T, F>(members: &[Arc<Member>], limit: Duration, ask: impl Fn(Arc<Member>) -> F) -> Vec<Result<T>>
+/// Asks servers at once; see [`QuorumStore::ask`]. Without a time for stragglers it waits for all.
+async fn ask_all<T, F>(
+    members: &[Arc<Member>],
+    limit: Duration,
+    for_stragglers: Option<Duration>,
+    ask: impl Fn(Arc<Member>) -> F,
+) -> Vec<Result<T>>
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
@@ -279,8 +286,8 @@ where
     } {
         answers[number] = Some(answer);
         let heard = answers.iter().flatten().filter(|answer| answer.is_ok()).count();
-        if heard >= majority(members.len()) && until.is_none() {
-            until = Some(Instant::now() + begun.elapsed().max(FOR_STRAGGLERS));
+        if let Some(least) = for_stragglers.filter(|_| until.is_none() && heard >= majority(members.len())) {
+            until = Some(Instant::now() + begun.elapsed().max(least));
         }
     }
     let slow = |member: &Member| Error::transient(STORE, format!("{} is slower than the others", member.place()));
@@ -365,9 +372,9 @@ impl Store for QuorumStore {
         if self.members.len() - errors.len() < majority(self.members.len()) {
             return Err(too_few(self.members.len(), &errors));
         }
-        if Self::admit(&self.members).await.is_some() {
-            self.without_vote.notify_one();
-        }
+        Self::admit(&self.members, Some(FOR_STRAGGLERS)).await;
+        // Whoever was too slow for that is asked again.
+        self.without_vote.notify_one();
         tokio::spawn(Self::look_after(Arc::downgrade(&self.members), self.without_vote.clone()));
         Ok(())
     }

@@ -56,14 +56,14 @@ pub enum Standing {
 }
 
 impl Node {
-    pub fn new() -> Self {
-        Self { record: None, floor: 0, standing: Standing::Votes }
+    pub fn new(floor: Token) -> Self {
+        Self { record: None, floor, standing: Standing::Votes }
     }
 
     /// Restarts with nothing, or with what it had saved long ago: its marker, but none of what it promised since.
     pub fn lose(&mut self, now: Time, rule: &Rule) {
         let newborn = Standing::Newborn { since: now, copied: None };
-        *self = Self { standing: if rule.notices_restart { newborn } else { Standing::Votes }, ..Self::new() };
+        *self = Self { standing: if rule.notices_restart { newborn } else { Standing::Votes }, ..Self::new(0) };
     }
 
     /// Its answer, if it votes: the token that it has for the lease, or nothing if it refuses.

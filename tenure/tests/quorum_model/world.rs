@@ -13,6 +13,8 @@ type Nodes = u8;
 pub const NODES: usize = 3;
 pub const MAJORITY: usize = 2;
 const CLIENTS: u8 = 2;
+/// One node has made larger tokens before than the others have seen.
+const FLOORS: [Token; NODES] = [8, 0, 0];
 /// How far each node's clock is ahead.
 const AHEAD: [Token; NODES] = [0, 0, 5];
 
@@ -96,7 +98,11 @@ impl Limits {
     }
 
     pub fn renewing() -> Self {
-        Self { ttl: 2, time: 3, leases: 2, renewals: 1, rotations: 1, ..Self::NONE }
+        Self { ttl: 2, time: 3, leases: 2, renewals: 1, ..Self::NONE }
+    }
+
+    pub fn rotating() -> Self {
+        Self { time: 1, leases: 2, rotations: 1, late: true, ..Self::NONE }
     }
 
     pub fn losing() -> Self {
@@ -170,7 +176,7 @@ impl Model for World {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             now: 0,
-            nodes: [Node::new(); NODES],
+            nodes: FLOORS.map(Node::new),
             clients: [Client::Idle; CLIENTS as usize],
             messages: Vec::new(),
             newest: 0,

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::NODE_LIMIT;
-use super::ask_all;
+use tokio::time::timeout;
+
 use super::member::{Member, Standing};
 use super::votes::{majority, too_few};
+use super::{NODE_LIMIT, STORE};
 use crate::error::{Error, Result};
 use crate::store::Finding;
 use crate::store::redis::examine::{Info, eviction, fine, version, weak};
@@ -14,17 +15,17 @@ use crate::store::redis::examine::{Info, eviction, fine, version, weak};
 struct Said {
     place: String,
     info: Info,
-    standing: Standing,
+    /// A server that can only be read does not say.
+    standing: Option<Standing>,
 }
 
 /// What is known of the servers, and of them together.
 pub(super) async fn findings(members: &[Arc<Member>]) -> Result<Vec<Finding>> {
-    let asked = ask_all(members, NODE_LIMIT, |member| async move { ask(&member).await }).await;
     let mut findings = vec![number(members.len())];
     let mut said = Vec::new();
     let mut errors: Vec<Error> = Vec::new();
-    for (member, answer) in members.iter().zip(asked) {
-        match answer {
+    for member in members {
+        match ask(member).await {
             Ok(answer) => said.push(answer),
             Err(error) => {
                 findings.push(weak("server", format!("{} can't be asked: {error}", member.place())));
@@ -40,10 +41,15 @@ pub(super) async fn findings(members: &[Arc<Member>]) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-async fn ask(member: &Arc<Member>) -> Result<Said> {
-    let refused = || Error::permanent(super::STORE, format!("{} does not let this user INFO", member.place()));
-    let info = Info::of(&member.node.link).await?.ok_or_else(refused)?;
-    Ok(Said { place: member.place().into(), info, standing: member.standing().await? })
+/// Also of a server that is left alone: why, is what is wanted.
+async fn ask(member: &Member) -> Result<Said> {
+    let refuse = |why: &str| Error::permanent(STORE, format!("{} {why}", member.place()));
+    let asked = async {
+        let info = Info::of_any(&member.node.link).await?.ok_or_else(|| refuse("does not let this user INFO"))?;
+        let standing = timeout(NODE_LIMIT / 2, member.standing()).await.ok().and_then(Result::ok);
+        Ok(Said { place: member.place().into(), info, standing })
+    };
+    timeout(NODE_LIMIT, asked).await.unwrap_or_else(|_| Err(refuse("does not answer")))
 }
 
 fn number(servers: usize) -> Finding {
@@ -64,11 +70,11 @@ fn number(servers: usize) -> Finding {
 fn one(said: &Said) -> Vec<Finding> {
     let at = |finding: Finding| Finding { says: format!("{}: {}", said.place, finding.says), ..finding };
     let mut findings = vec![at(version(&said.info)), at(eviction(&said.info))];
-    if !said.standing.votes {
+    if let Some(standing) = said.standing.filter(|standing| !standing.votes) {
         let says = format!(
             "{}: has restarted, or lost its data, {} s ago, and has none until all that it may have forgotten is over",
             said.place,
-            said.standing.age.as_secs()
+            standing.age.as_secs()
         );
         findings.push(weak("vote", says));
     }

@@ -8,6 +8,9 @@ use super::member::Standing;
 /// Standings that are read together are read within this time of each other.
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(1);
 
+/// Servers that can't be asked may know of a term; if a majority is new, they are waited for no longer than this.
+const FOR_OTHERS: Duration = Duration::from_secs(5);
+
 /// What makes a voter of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Admission {
@@ -29,7 +32,8 @@ pub(super) fn admissions(found: &[Option<Standing>]) -> (Vec<Admission>, Option<
     }
     let floor = found.iter().flatten().map(|standing| standing.floor).max().unwrap_or(0);
     let longest = found.iter().flatten().map(|standing| standing.longest).max().unwrap_or_default();
-    let wait = wait(longest);
+    let unheard = voters < majority && voters + newborns < found.len();
+    let wait = wait(longest).max(if unheard { FOR_OTHERS } else { Duration::ZERO });
     let (mut admitted, mut next) = (Vec::new(), None::<Duration>);
     for (member, standing) in found.iter().enumerate() {
         let Some(Standing { votes: false, since, age, .. }) = *standing else { continue };
@@ -68,9 +72,10 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_of_new_servers_is_enough_to_begin() {
-        let (admitted, _) = admissions(&[newborn(TTL), None, newborn(TTL)]);
-        assert_eq!(admitted.len(), 2);
+    fn a_majority_of_new_servers_is_enough_to_begin_after_some_time() {
+        let found = |age| [newborn(age), None, newborn(age)];
+        assert_eq!(admissions(&found(Duration::ZERO)), (Vec::new(), Some(FOR_OTHERS)));
+        assert_eq!(admissions(&found(FOR_OTHERS)).0.len(), 2);
     }
 
     #[test]

@@ -24,6 +24,15 @@ impl Info {
         }
     }
 
+    /// The same of one of a quorum's servers, also if it is none that could have a vote.
+    pub async fn of_any(link: &Link) -> Result<Option<Self>> {
+        match link.ask_ungreeted(redis::cmd("INFO").arg("all")).await {
+            Ok(said) => Ok(Some(Self::read(&said))),
+            Err(Refused::NoRight) => Ok(None),
+            Err(Refused::Error(error)) => Err(error),
+        }
+    }
+
     pub fn read(said: &Value) -> Self {
         let text = match said {
             Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),

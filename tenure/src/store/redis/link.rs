@@ -231,6 +231,15 @@ impl Link {
         }
     }
 
+    /// The same on a connection of its own, which begins with nothing.
+    pub async fn ask_ungreeted(&self, command: &Cmd) -> Result<Value, Refused> {
+        let mut connection = self.connect_with(AsyncConnectionConfig::new).await.map_err(Refused::Error)?;
+        command.query_async(&mut connection).await.map_err(|error| match is(&error, ServerErrorKind::NoPerm) {
+            true => Refused::NoRight,
+            false => Refused::Error(self.explain(&error)),
+        })
+    }
+
     /// Connects to where the keys are, as far as is known, or else to any of the servers.
     async fn connect(&self) -> Result<Connection> {
         let mut connection = self.connect_with(AsyncConnectionConfig::new).await?;
