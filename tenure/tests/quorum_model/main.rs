@@ -57,7 +57,7 @@ fn the_whole_rule_holds_when_nodes_lose_their_data() {
 
 #[test]
 fn without_the_second_round_tokens_fall() {
-    assert_breaks(Rule { second_round: SecondRound::LeftOut, ..Rule::whole() }, Limits::late(), world::TOKENS);
+    assert_breaks(Rule { second_round: SecondRound::LeftOut, ..Rule::whole() }, Limits::pausing(), world::TOKENS);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn with_an_unconditional_second_round_tokens_fall() {
 
 #[test]
 fn with_time_taken_before_the_second_round_two_hold() {
-    assert_breaks(Rule { timed_after: false, ..Rule::whole() }, Limits::late(), world::EXCLUSION);
+    assert_breaks(Rule { timed_after: false, ..Rule::whole() }, Limits::pausing(), world::EXCLUSION);
 }
 
 #[test]

@@ -93,6 +93,10 @@ impl Limits {
         Self { time: 2, leases: 2, late: true, ..Self::NONE }
     }
 
+    pub fn pausing() -> Self {
+        Self { late: false, ..Self::late() }
+    }
+
     pub fn overwriting() -> Self {
         Self { time: 1, renewals: 1, ..Self::late() }
     }
@@ -102,7 +106,7 @@ impl Limits {
     }
 
     pub fn rotating() -> Self {
-        Self { time: 1, leases: 2, rotations: 1, late: true, ..Self::NONE }
+        Self { leases: 2, rotations: 1, late: true, ..Self::NONE }
     }
 
     pub fn losing() -> Self {
