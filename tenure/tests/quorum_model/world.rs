@@ -82,12 +82,15 @@ pub struct Limits {
     pub rotations: u8,
     /// How often a node loses its data.
     pub losses: u8,
-    /// Whether messages may arrive when whoever sent them has ceased to wait for their answers.
+    /// Whether messages may arrive when whoever sent them has ceased to wait for their answers: while it still has the
+    /// lease, or at any time.
+    pub stragglers: bool,
     pub late: bool,
 }
 
 impl Limits {
-    const NONE: Self = Self { ttl: 1, time: 0, leases: 0, renewals: 0, rotations: 0, losses: 0, late: false };
+    const NONE: Self =
+        Self { ttl: 1, time: 0, leases: 0, renewals: 0, rotations: 0, losses: 0, stragglers: false, late: false };
 
     pub fn late() -> Self {
         Self { time: 2, leases: 2, late: true, ..Self::NONE }
@@ -106,7 +109,7 @@ impl Limits {
     }
 
     pub fn rotating() -> Self {
-        Self { leases: 2, rotations: 1, late: true, ..Self::NONE }
+        Self { leases: 2, rotations: 1, stragglers: true, ..Self::NONE }
     }
 
     pub fn losing() -> Self {
@@ -215,7 +218,7 @@ impl Model for World {
             Action::CopiesFloor(node) => state.copy_floor(node),
             Action::VotesAgain(node) => state.vote_again(node),
         }
-        state.tidy(&self.rule, self.limits.late);
+        state.tidy(&self.rule, &self.limits);
         let mirrored = state.mirrored();
         Some(state.min(mirrored))
     }
@@ -321,14 +324,17 @@ impl State {
     }
 
     /// Equal worlds are to look equal: messages are in order, and those that can change nothing any more are gone.
-    fn tidy(&mut self, rule: &Rule, late: bool) {
+    fn tidy(&mut self, rule: &Rule, limits: &Limits) {
         for client in &mut self.clients {
             client.notice_end(self.now, rule);
         }
         let clients = &self.clients;
-        let awaited =
-            |message: &Message| clients[usize::from(message.lease % CLIENTS)].awaits(message.lease, message.ask);
-        self.messages.retain(|message| late || awaited(message));
+        let awaited = |message: &Message| {
+            let client = &clients[usize::from(message.lease % CLIENTS)];
+            let straggler = limits.stragglers && client.lease() == Some(message.lease);
+            straggler || client.awaits(message.lease, message.ask)
+        };
+        self.messages.retain(|message| limits.late || awaited(message));
         let makes_record = |message: &Message| matches!(message.ask, Ask::Claim | Ask::PutBack(_));
         let made: Vec<Message> = self.messages.iter().copied().filter(makes_record).collect();
         let (nodes, now) = (&self.nodes, self.now);
