@@ -4,14 +4,17 @@
 //! TLS, on the same machine. Every figure that is
 //! compared with another was measured in the same run, turn about; the median of the rounds is printed, and their range.
 
+mod figures;
+mod hand;
 mod measure;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-
+use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use measure::{Spread, cycles};
+use figures::{Spread, median};
+use hand::Hand;
+use measure::cycles;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
@@ -25,19 +28,27 @@ const TASKS: usize = 256;
 const ROUNDS: usize = 5;
 /// How long each round of somebody else's statements takes.
 const ROUND: Duration = Duration::from_secs(2);
-/// A child that hands a name over gets the store's URL in this variable.
-const CHILD: &str = "TENURE_BENCH_CHILD";
 const HAND_OVERS: usize = 200;
 
 fn main() {
-    if let Ok(url) = std::env::var(CHILD) {
+    if let Some(url) = hand::url() {
         return child(&url);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        postgres().await;
-        mysql().await;
+        if asked_for("postgres") {
+            postgres().await;
+        }
+        if asked_for("mysql") {
+            mysql().await;
+        }
     });
+}
+
+/// All stores are, unless some are named on the command line.
+fn asked_for(store: &str) -> bool {
+    let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    named.is_empty() || named.iter().any(|name| name == store)
 }
 
 async fn postgres() {
@@ -230,23 +241,18 @@ impl PlainRows {
 async fn hand_over(url: &str, mut connection: PgConnection) {
     let mut hands = [Hand::new(url), Hand::new(url)];
     let (mut times, mut commits) = (Vec::new(), Vec::new());
-    hands[0].lock();
-    hands[0].granted();
+    hands[0].tell("lock");
+    hands[0].said("granted");
     for turn in 0..HAND_OVERS {
         let [first, second] = &mut hands;
         let (from, to) = if turn % 2 == 0 { (first, second) } else { (second, first) };
-        to.lock();
+        to.tell("lock");
         to.said("waits");
         from.tell("release");
-        let released: u64 = from.said("released").parse().expect("a time");
-        times.push((to.granted() - released) as f64 / 1e3);
+        let released = from.said_at("released");
+        times.push((to.said_at("granted") - released) as f64 / 1e3);
         commits.push(commit(&mut connection).await);
     }
-    let median = |times: &[f64]| {
-        let mut sorted = times.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    };
     println!("postgres: hand-over between two processes: {} µs", Spread(times.clone()));
     println!("postgres: a bare commit of one row: {} µs", Spread(commits.clone()));
     println!("postgres: ratio of the medians {:.1}", median(&times) / median(&commits));
@@ -257,58 +263,6 @@ async fn commit(connection: &mut PgConnection) -> f64 {
     let begun = Instant::now();
     connection.execute(sqlx::query(upsert)).await.expect("PostgreSQL answers");
     begun.elapsed().as_secs_f64() * 1e6
-}
-
-/// A process that locks and releases as it is told.
-struct Hand {
-    child: Child,
-    orders: ChildStdin,
-    words: BufReader<ChildStdout>,
-}
-
-impl Hand {
-    fn new(url: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(CHILD, url)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program can be started again");
-        let orders = child.stdin.take().expect("it is piped");
-        let words = BufReader::new(child.stdout.take().expect("it is piped"));
-        Self { child, orders, words }
-    }
-
-    fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").expect("the child listens");
-    }
-
-    fn lock(&mut self) {
-        self.tell("lock");
-    }
-
-    fn granted(&mut self) -> u64 {
-        self.said("granted").parse().expect("a time")
-    }
-
-    /// What the child says behind `word`; other words are passed over.
-    fn said(&mut self, word: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.words.read_line(&mut line).expect("the child speaks") > 0, "the child has ended");
-            if let Some(rest) = line.trim_end().strip_prefix(word) {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-}
-
-impl Drop for Hand {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 fn child(url: &str) {

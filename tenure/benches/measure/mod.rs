@@ -21,16 +21,3 @@ async fn cycle(locks: Locks, name: String, count: usize) {
         guard.release().await.expect("it is held");
     }
 }
-
-/// The median, and the range.
-pub struct Spread(pub Vec<f64>);
-
-impl std::fmt::Display for Spread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        let digits = if sorted[0] < 100.0 { 1 } else { 0 };
-        let (least, most) = (sorted[0], sorted[sorted.len() - 1]);
-        write!(f, "{:.digits$} ({least:.digits$} to {most:.digits$})", sorted[sorted.len() / 2])
-    }
-}
