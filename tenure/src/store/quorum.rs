@@ -493,3 +493,38 @@ impl QuorumStore {
         Ok((records.collect(), end))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::url::store_at;
+
+    fn refusal(url: &str) -> String {
+        store_at(url).map(|store| format!("{url} opened {store:?}")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_quorum_needs_three_servers_each_of_them_once() {
+        assert!(refusal("redis+quorum://a").contains("names 1 servers: a quorum needs 3"));
+        assert!(refusal("redis+quorum://a,b:7").contains("names 2 servers"));
+        assert!(refusal("redis+quorum://a,b,A:6379").contains("names a:6379 twice"));
+        assert!(store_at("redis+quorum://a,b,c").is_ok());
+        assert!(store_at("rediss+quorum://me:hunter2@a,b:7,c,d/3?tenure.prefix=x").is_ok());
+    }
+
+    #[test]
+    fn what_a_quorum_does_not_know_is_refused() {
+        let why = refusal("redis+quorum://a,b,c?timeout=3");
+        assert!(why.contains("\"timeout\"") && why.contains("protocol"), "{why}");
+        let why = refusal("redis+quorum://me:hunter2@a,b,c?tenure.wait_replicas=1");
+        assert!(why.contains("tenure.wait_replicas") && why.contains("knows tenure.prefix"), "{why}");
+        assert!(!why.contains("hunter2"), "{why}");
+    }
+
+    #[test]
+    fn a_server_may_take_far_less_than_the_term_lasts() {
+        assert_eq!(node_limit(Ttl::DEFAULT.get()), NODE_LIMIT);
+        assert_eq!(node_limit(Duration::from_secs(2)), Duration::from_millis(250));
+        assert_eq!(node_limit(Ttl::MIN), LEAST_NODE_LIMIT);
+    }
+}

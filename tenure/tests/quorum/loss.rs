@@ -35,6 +35,31 @@ fn a_held_name_lives_on_when_one_and_two_of_five_are_emptied() {
     });
 }
 
+/// The token is known to three. Two of them lose it, and vote again with what the third has told them; then it is gone.
+#[test]
+fn tokens_rise_though_most_that_knew_the_last_one_were_emptied() {
+    let Some(five) = Five::start() else { return };
+    run("floor", async {
+        let locks = connect(&five.url()).await;
+        five.all_vote().await;
+        five.0[1].pause().unwrap();
+        five.0[2].pause().unwrap();
+        five.raise_floor(0, an_hour_ahead());
+        let guard = soon("free", locks.lock("name").ttl(TTL)).await.unwrap();
+        let token = guard.token();
+        guard.release().await.unwrap();
+        five.0[1].resume().unwrap();
+        five.0[2].resume().unwrap();
+        five.0[0].restart_empty().unwrap();
+        five.0[3].restart_empty().unwrap();
+        drop(soon("free", locks.lock("other").ttl(TTL)).await.unwrap());
+        until("the servers vote again", async || five.votes(0) && five.votes(3)).await;
+        five.0[4].kill().unwrap();
+        let next = soon("free", locks.lock("name").ttl(TTL)).await.unwrap();
+        assert!(next.token() > token, "{} follows {token}", next.token());
+    });
+}
+
 #[test]
 fn an_emptied_server_does_not_vote_before_the_longest_term_is_over() {
     let Some(five) = Five::start() else { return };

@@ -162,3 +162,119 @@ fn said(error: &Error) -> String {
         error => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::record::Name;
+    use crate::store::Grant;
+
+    const OURS: LeaseId = LeaseId(5);
+
+    fn record(lease: u128, first: u64) -> Record {
+        Record {
+            name: Name::new("name").unwrap(),
+            owner: "me".into(),
+            lease: LeaseId(lease),
+            first: Token(first),
+            token: Token(first),
+            acquired_at: SystemTime::UNIX_EPOCH,
+            renewed_at: SystemTime::UNIX_EPOCH,
+            expires_at: SystemTime::UNIX_EPOCH,
+            held_for: Duration::ZERO,
+            remaining: Duration::from_secs(1),
+            grace: Duration::ZERO,
+            data: None,
+        }
+    }
+
+    fn failed<T>() -> Result<T> {
+        Err(Error::transient(STORE, "it is down"))
+    }
+
+    fn kept(token: u64) -> Result<Renewed> {
+        Ok(Renewed::Kept(Grant::new(Token(token))))
+    }
+
+    fn taken(lease: u128) -> Result<Renewed> {
+        Ok(Renewed::Gone(Gone::Taken(Box::new(record(lease, 1)))))
+    }
+
+    fn expired() -> Result<Renewed> {
+        Ok(Renewed::Gone(Gone::Expired))
+    }
+
+    fn ours(token: u64) -> Result<Found> {
+        Ok(Found::Ours(Grant::new(Token(token))))
+    }
+
+    #[test]
+    fn a_majority_wins_with_its_largest_token() {
+        assert!(matches!(claimed(OURS, vec![ours(3), failed(), ours(9), ours(4), failed()]), Claimed::Won(Token(9))));
+    }
+
+    #[test]
+    fn a_minority_is_busy_or_unknown_and_leaves_traces() {
+        let free = || Ok(Found::Other(None));
+        let refused = claimed(OURS, vec![free(), free(), free()]);
+        assert!(matches!(refused, Claimed::Lost { outcome: Ok(Outcome::Busy(None)), traces: false }), "{refused:?}");
+        let unknown = claimed(OURS, vec![ours(1), failed(), failed()]);
+        let Claimed::Lost { outcome: Err(error), traces: true } = unknown else { panic!("{unknown:?}") };
+        assert!(
+            error.is_transient() && error.to_string().contains("2 of 3 servers failed, and 2 are needed"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn refusals_for_good_are_told_as_such() {
+        let refused = Error::permanent(STORE, "no such user");
+        assert!(!too_few(3, &[refused.clone(), refused.clone()]).is_transient());
+        assert!(too_few(3, &[refused, Error::transient(STORE, "down")]).is_transient());
+    }
+
+    #[test]
+    fn a_term_lives_on_a_majority_alone() {
+        let counted = renewed(OURS, &[kept(7), kept(7), failed(), expired(), kept(7)]);
+        assert!(matches!(counted, Counted::Kept { token: Token(7), agreed: true }), "{counted:?}");
+        let counted = renewed(OURS, &[kept(7), kept(9), kept(7)]);
+        assert!(matches!(counted, Counted::Kept { token: Token(9), agreed: false }), "{counted:?}");
+        // The two that failed may have it.
+        assert!(matches!(renewed(OURS, &[kept(7), failed(), failed(), expired(), expired()]), Counted::Over(Err(_))));
+        let counted = renewed(OURS, &[kept(7), kept(7), expired(), expired(), expired()]);
+        assert!(matches!(counted, Counted::Over(Ok(Renewed::Gone(Gone::Expired)))), "{counted:?}");
+    }
+
+    #[test]
+    fn who_ended_a_term_is_told_before_who_has_the_name_now() {
+        let evicted = || Ok(Renewed::Gone(Gone::Evicted("me".into())));
+        assert!(matches!(
+            renewed(OURS, &[taken(6), evicted(), taken(6)]),
+            Counted::Over(Ok(Renewed::Gone(Gone::Evicted(_))))
+        ));
+        let Counted::Over(Ok(Renewed::Gone(Gone::Taken(by)))) = renewed(OURS, &[taken(6), taken(5), taken(6)]) else {
+            panic!("not taken")
+        };
+        assert_eq!(by.lease, LeaseId(6));
+    }
+
+    #[test]
+    fn a_release_counts_where_a_majority_may_have_had_the_term() {
+        assert!(released(&[Ok(true), Ok(true), Ok(false)]).unwrap());
+        assert!(released(&[Ok(true), failed(), Ok(false), Ok(true), Ok(false)]).unwrap());
+        assert!(!released(&[Ok(true), Ok(false), Ok(false)]).unwrap());
+        assert!(!released(&[Ok(false), failed(), Ok(false)]).unwrap());
+        assert!(released(&[Ok(true), failed(), failed()]).is_err());
+    }
+
+    #[test]
+    fn what_a_majority_may_have_is_listed() {
+        assert_eq!(listed(5, 0, vec![record(5, 1), record(5, 1)]), None);
+        assert!(listed(5, 1, vec![record(5, 1), record(5, 1)]).is_some());
+        // Terms that have not got their common token.
+        assert_eq!(listed(3, 0, vec![record(5, 1), record(5, 2), record(5, 3)]), None);
+        assert!(listed(3, 0, vec![record(5, 1), record(6, 2), record(5, 1)]).is_some_and(|found| found.lease == OURS));
+    }
+}
