@@ -9,24 +9,28 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
+use self::ask::ask_all;
 use self::hints::Merged;
-use self::member::{Confirmation, Member, Missing};
+use self::member::Member;
 use self::standing::admissions;
-use self::votes::{Claimed, Counted, by_entry, claimed, kept, listed, majority, released, renewed, too_few};
+use self::votes::{listed, majority, released, too_few};
 use super::redis::address::{TlsFiles, servers};
 use super::redis::link::On;
 use super::redis::{prefix, rights};
 use super::url::StoreUrl;
-use super::{About, Changes, Claim, Ended, Finding, Grant, Outcome, Page, Renewal, Renewed, Store};
+use super::{About, Changes, Claim, Ended, Finding, Outcome, Page, Renewal, Renewed, Store};
 use crate::error::{Error, Result};
-use crate::record::{Name, Record, Token, Ttl};
+use crate::record::{Name, Record, Ttl};
 
+mod ask;
+mod claims;
 mod examine;
 mod hints;
 mod member;
+mod renewals;
 mod scripts;
 mod standing;
 mod votes;
@@ -44,6 +48,9 @@ const CALLS: usize = 2;
 /// How long a server may take for an answer, at the most; less where a TTL is short.
 const NODE_LIMIT: Duration = Duration::from_secs(1);
 const LEAST_NODE_LIMIT: Duration = Duration::from_millis(20);
+
+/// Pruning is many small calls.
+const PRUNE_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long connecting again may take.
 const MEND_LIMIT: Duration = Duration::from_secs(2);
@@ -90,153 +97,28 @@ impl QuorumStore {
         Ok(Arc::new(Self { members, prefix, without_vote }))
     }
 
-    /// Asks all servers at once. It is over when all have answered, or a majority, and the others have had some time
-    /// more; they go on for as long as they may, and nobody waits for them.
-    async fn ask<T, F>(&self, limit: Duration, ask: impl Fn(Arc<Member>) -> F) -> Vec<Result<T>>
+    /// Asks all servers at once, and waits for a majority.
+    async fn ask<T, F>(&self, on: On, limit: Duration, ask: impl Fn(Arc<Member>) -> F) -> Vec<Result<T>>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        ask_all(&self.members, limit, Some(FOR_STRAGGLERS), ask).await
-    }
-
-    /// The first round, and what follows from it for each name.
-    async fn claim_all(&self, claims: Vec<Claim>, tries: u32) -> Vec<Result<Outcome>> {
-        let limit = node_limit(claims_ttl(&claims));
-        let claims = Arc::<[Claim]>::from(claims);
-        let answers = self.ask(limit, |member| {
-            let claims = claims.clone();
-            async move { member.node.claim(&claims).await }
-        });
-        let mut sorted = Sorted::default();
-        for (at, answers) in by_entry(claims.len(), answers.await).into_iter().enumerate() {
-            match claimed(claims[at].lease, answers) {
-                Claimed::Won(token) => sorted.won.push((at, token)),
-                Claimed::Again if tries > 1 => sorted.again.push(at),
-                Claimed::Again => sorted.lose(at, Ok(Outcome::Busy(None)), true),
-                Claimed::Lost { outcome, traces } => sorted.lose(at, outcome, traces),
-            }
-        }
-        self.follow_up(&claims, sorted, limit, tries).await
-    }
-
-    async fn follow_up(&self, claims: &[Claim], sorted: Sorted, limit: Duration, tries: u32) -> Vec<Result<Outcome>> {
-        let Sorted { won, again, mut lost, traces } = sorted;
-        let retry = async {
-            if again.is_empty() {
-                return Vec::new();
-            }
-            sleep(FOR_STRAGGLERS).await;
-            let claims = again.iter().map(|at| claims[*at].clone()).collect();
-            let outcomes = Box::pin(self.claim_all(claims, tries - 1)).await;
-            again.iter().copied().zip(outcomes).collect()
-        };
-        let lose = self.take_back(claims, traces.into_iter());
-        let (granted, retried, ()) = tokio::join!(self.confirm_claims(claims, &won, limit), retry, lose);
-        lost.extend(granted);
-        lost.extend(retried);
-        lost.sort_unstable_by_key(|(at, _)| *at);
-        lost.into_iter().map(|(_, outcome)| outcome).collect()
-    }
-
-    /// The second round of claims that were won. What is not confirmed is given back.
-    async fn confirm_claims(
-        &self,
-        claims: &[Claim],
-        won: &[(usize, Token)],
-        limit: Duration,
-    ) -> Vec<(usize, Result<Outcome>)> {
-        let entry = |(at, token): &(usize, Token)| {
-            let claim = &claims[*at];
-            Confirmation { name: claim.name.clone(), lease: claim.lease, first: None, token: *token }
-        };
-        let confirmed = self.confirm(On::Main, won.iter().map(entry).collect(), limit).await;
-        let outcome = |((at, token), confirmed): (&(usize, Token), Result<()>)| {
-            (*at, confirmed.map(|()| Outcome::Granted(Grant::new(*token))))
-        };
-        let outcomes: Vec<_> = won.iter().zip(confirmed).map(outcome).collect();
-        let failed = outcomes.iter().filter(|(_, outcome)| outcome.is_err());
-        self.take_back(claims, failed.map(|(at, _)| *at)).await;
-        outcomes
-    }
-
-    /// Writes tokens where their leases are live, and says which of them a majority has confirmed.
-    async fn confirm(&self, on: On, entries: Vec<Confirmation>, limit: Duration) -> Vec<Result<()>> {
-        if entries.is_empty() {
-            return Vec::new();
-        }
-        let entries = Arc::<[Confirmation]>::from(entries);
-        let answers = self.ask(limit, |member| {
-            let entries = entries.clone();
-            async move { Ok(member.confirm(on, &entries).await?.into_iter().map(Ok).collect::<Vec<Result<bool>>>()) }
-        });
-        let answers = by_entry(entries.len(), answers.await);
-        answers.iter().map(|answers| self.is_confirmed(answers)).collect()
-    }
-
-    fn is_confirmed(&self, answers: &[Result<bool>]) -> Result<()> {
-        let (servers, mut errors) = (self.members.len(), Vec::new());
-        errors.extend(answers.iter().filter_map(|answer| answer.as_ref().err().cloned()));
-        match answers.iter().filter(|answer| matches!(answer, Ok(true))).count() {
-            confirmed if confirmed >= majority(servers) => Ok(()),
-            _ if !errors.is_empty() => Err(too_few(servers, &errors)),
-            confirmed => Err(Error::transient(STORE, format!("{confirmed} of {servers} servers confirmed the token"))),
-        }
-    }
-
-    /// Frees what was claimed in vain, on all servers: also on those that have not answered.
-    async fn take_back(&self, claims: &[Claim], lost: impl Iterator<Item = usize>) {
-        let end = |at: usize| {
-            let claim = &claims[at];
-            Ended { name: claim.name.clone(), lease: claim.lease, first: None, evicted_by: None }
-        };
-        let ends: Vec<Ended> = lost.map(end).collect();
-        if !ends.is_empty() {
-            self.end(ends).await;
-        }
-    }
-
-    async fn end(&self, ends: Vec<Ended>) -> Vec<Vec<Result<bool>>> {
-        let ends = Arc::<[Ended]>::from(ends);
-        let answers = self.ask(NODE_LIMIT, |member| {
-            let ends = ends.clone();
-            async move { Ok(member.node.release(&ends).await?.into_iter().map(Ok).collect()) }
-        });
-        by_entry(ends.len(), answers.await)
-    }
-
-    /// Puts the records of terms that a majority has back where they are missing.
-    async fn put_back(&self, missing: &[Lacking<'_>], limit: Duration) {
-        for (source, member) in self.members.iter().enumerate() {
-            let here: Vec<&Lacking> = missing.iter().filter(|lacking| lacking.source == source).collect();
-            if here.is_empty() {
-                continue;
-            }
-            let names: Vec<Name> = here.iter().map(|lacking| lacking.term.name.clone()).collect();
-            // What can't be put back now is put back by the next renewal.
-            let Ok(found) = member.within(limit, member.look(&names)).await else { continue };
-            let entries: Arc<[Missing]> =
-                here.iter().zip(found).filter_map(|(lacking, found)| lacking.of(found)).collect();
-            self.ask(limit, |member| {
-                let entries = entries.clone();
-                async move { member.put_back(&entries).await }
-            })
-            .await;
-        }
+        ask_all(&self.members, on, limit, Some(FOR_STRAGGLERS), ask).await
     }
 
     /// Lets servers vote that may, and says when to look again; `None` if there is nothing to wait for.
     async fn admit(members: &[Arc<Member>], for_stragglers: Option<Duration>) -> Option<Duration> {
-        let found =
-            ask_all(members, standing::READ_WITHIN, for_stragglers, |member| async move { member.standing().await })
-                .await;
+        let found = ask_all(members, On::Main, standing::READ_WITHIN, for_stragglers, |member| async move {
+            member.standing().await
+        })
+        .await;
         let found: Vec<_> = found.into_iter().map(Result::ok).collect();
         let (admitted, next) = admissions(&found);
         let mut left = found.iter().flatten().filter(|standing| !standing.votes).count();
         for admission in admitted {
             let member = &members[admission.member];
             let admit = member.admit(admission.since, admission.floor, admission.longest);
-            if matches!(member.within(NODE_LIMIT, admit).await, Ok(true)) {
+            if matches!(member.within(On::Main, NODE_LIMIT, admit).await, Ok(true)) {
                 tracing::info!(server = member.place(), "has a vote");
                 left -= 1;
             }
@@ -258,81 +140,9 @@ impl QuorumStore {
     }
 }
 
-/// Asks servers at once; see [`QuorumStore::ask`]. Without a time for stragglers it waits for all.
-async fn ask_all<T, F>(
-    members: &[Arc<Member>],
-    limit: Duration,
-    for_stragglers: Option<Duration>,
-    ask: impl Fn(Arc<Member>) -> F,
-) -> Vec<Result<T>>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    let (send, mut receive) = mpsc::unbounded_channel();
-    for (number, member) in members.iter().cloned().enumerate() {
-        let (send, asked) = (send.clone(), ask(member.clone()));
-        tokio::spawn(async move {
-            // Nobody waits for it any more.
-            let _ = send.send((number, member.within(limit, asked).await));
-        });
-    }
-    drop(send);
-    let mut answers: Vec<Option<Result<T>>> = members.iter().map(|_| None).collect();
-    let (begun, mut until) = (Instant::now(), None);
-    while let Some((number, answer)) = match until {
-        None => receive.recv().await,
-        Some(until) => timeout_at(until, receive.recv()).await.ok().flatten(),
-    } {
-        answers[number] = Some(answer);
-        let heard = answers.iter().flatten().filter(|answer| answer.is_ok()).count();
-        if let Some(least) = for_stragglers.filter(|_| until.is_none() && heard >= majority(members.len())) {
-            until = Some(Instant::now() + begun.elapsed().max(least));
-        }
-    }
-    let slow = |member: &Member| Error::transient(STORE, format!("{} is slower than the others", member.place()));
-    answers.into_iter().zip(members).map(|(answer, member)| answer.unwrap_or_else(|| Err(slow(member)))).collect()
-}
-
-/// What a round of claims has come to, by the number of the claim.
-#[derive(Default)]
-struct Sorted {
-    won: Vec<(usize, Token)>,
-    again: Vec<usize>,
-    lost: Vec<(usize, Result<Outcome>)>,
-    /// Those of the lost ones that some servers may have granted.
-    traces: Vec<usize>,
-}
-
-impl Sorted {
-    fn lose(&mut self, at: usize, outcome: Result<Outcome>, traces: bool) {
-        self.lost.push((at, outcome));
-        self.traces.extend(traces.then_some(at));
-    }
-}
-
-/// A term that a majority has, and some server hasn't.
-struct Lacking<'a> {
-    term: &'a Renewal,
-    token: Token,
-    /// A server that has it.
-    source: usize,
-}
-
-impl Lacking<'_> {
-    fn of(&self, found: Option<Record>) -> Option<Missing> {
-        let record = found.filter(|record| record.lease == self.term.lease && record.first == self.term.first)?;
-        Some(Missing { record: Record { token: self.token, ..record }, ttl: self.term.ttl.get() })
-    }
-}
-
 /// How long each server may take, far below the shortest TTL.
 fn node_limit(ttl: Duration) -> Duration {
     (ttl / 8).clamp(LEAST_NODE_LIMIT, NODE_LIMIT)
-}
-
-fn claims_ttl(claims: &[Claim]) -> Duration {
-    claims.iter().map(|claim| claim.ttl.get()).min().unwrap_or(Ttl::MAX)
 }
 
 impl fmt::Debug for QuorumStore {
@@ -367,7 +177,7 @@ impl Store for QuorumStore {
     }
 
     async fn open(&self) -> Result<()> {
-        let opened = self.ask(MEND_LIMIT, |member| async move { member.open().await }).await;
+        let opened = self.ask(On::Main, MEND_LIMIT, |member| async move { member.open().await }).await;
         let errors: Vec<Error> = opened.into_iter().filter_map(Result::err).collect();
         if self.members.len() - errors.len() < majority(self.members.len()) {
             return Err(too_few(self.members.len(), &errors));
@@ -384,42 +194,7 @@ impl Store for QuorumStore {
     }
 
     async fn renew(&self, terms: &[Renewal]) -> Result<Vec<Result<Renewed>>> {
-        let limit = node_limit(terms.iter().map(|term| term.ttl.get()).min().unwrap_or(Ttl::MAX));
-        let asked = Arc::<[Renewal]>::from(terms.to_vec());
-        let answers = self.ask(limit, |member| {
-            let terms = asked.clone();
-            async move {
-                let found = member.node.renew(&terms).await?;
-                Ok(found.into_iter().zip(terms.iter()).map(|(found, term)| found?.renewed(term)).collect())
-            }
-        });
-        let answers: Vec<Vec<Result<Renewed>>> = by_entry(terms.len(), answers.await);
-        let counted: Vec<Counted> =
-            answers.iter().zip(terms).map(|(answers, term)| renewed(term.lease, answers)).collect();
-        let (mut risen, mut missing) = (Vec::new(), Vec::new());
-        for ((counted, answers), term) in counted.iter().zip(&answers).zip(terms) {
-            let Counted::Kept { token, agreed } = *counted else { continue };
-            if term.rotate || !agreed {
-                let (name, lease) = (term.name.clone(), term.lease);
-                risen.push(Confirmation { name, lease, first: Some(term.first), token });
-            }
-            let source = answers.iter().position(|answer| kept(answer) == Some(token));
-            if let Some(source) = source.filter(|_| answers.iter().any(|answer| matches!(answer, Ok(Renewed::Gone(_)))))
-            {
-                missing.push(Lacking { term, token, source });
-            }
-        }
-        let confirmed = self.confirm(On::Renewals, risen, limit).await;
-        self.put_back(&missing, limit).await;
-        let mut confirmed = confirmed.into_iter();
-        let result = |(counted, term): (Counted, &Renewal)| match counted {
-            Counted::Over(result) => result,
-            Counted::Kept { token, agreed } => {
-                let confirmed = if term.rotate || !agreed { confirmed.next().unwrap_or(Ok(())) } else { Ok(()) };
-                confirmed.map(|()| Renewed::Kept(Grant::new(token)))
-            }
-        };
-        Ok(counted.into_iter().zip(terms).map(result).collect())
+        Ok(self.renew_all(terms).await)
     }
 
     async fn release(&self, terms: &[Ended]) -> Result<Vec<Result<bool>>> {
@@ -442,8 +217,8 @@ impl Store for QuorumStore {
     }
 
     async fn prune(&self, idle: Duration) -> Result<u64> {
-        let pruned =
-            self.heard(self.ask(NODE_LIMIT, move |member| async move { member.node.prune(idle).await }).await)?;
+        let pruned = self
+            .heard(self.ask(On::Main, PRUNE_LIMIT, move |member| async move { member.node.prune(idle).await }).await)?;
         Ok(pruned.into_iter().max().unwrap_or(0))
     }
 
@@ -477,7 +252,7 @@ impl QuorumStore {
     /// The records that a page of each server shows, up to where one of them has no more; and where that is.
     async fn list_part(&self, page: &Page) -> Result<(Vec<Record>, Option<Name>)> {
         let asked = Arc::new(page.clone());
-        let pages = self.ask(NODE_LIMIT, |member| {
+        let pages = self.ask(On::Main, NODE_LIMIT, |member| {
             let page = asked.clone();
             async move { member.node.list(&page).await }
         });

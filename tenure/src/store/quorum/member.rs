@@ -1,6 +1,6 @@
 //! One of the quorum's servers: what it is asked, for how long an answer is waited for, and when it is left alone.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, Value};
@@ -27,8 +27,8 @@ pub(super) struct Member {
     own: OwnScripts,
     /// Told when it is found to have no vote.
     without_vote: Arc<Notify>,
-    /// Why it is left alone, until it answers again.
-    down: Mutex<Option<Error>>,
+    /// Why it is left alone, until it answers again; renewals apart from the rest, so that they don't suffer with it.
+    down: [Mutex<Option<Error>>; 2],
 }
 
 /// A token that is to be written where the lease is live.
@@ -63,7 +63,7 @@ impl Member {
     pub fn new(server: ConnectionInfo, tls: TlsFiles, prefix: &str, without_vote: Arc<Notify>) -> Self {
         let link = Link::in_quorum(server, tls, prefix, greeting(), NODE_LIMIT);
         let node = Arc::new(Node { link, scripts: voting(), replicas: 0 });
-        Self { node, own: OwnScripts::new(), without_vote, down: Mutex::default() }
+        Self { node, own: OwnScripts::new(), without_vote, down: Default::default() }
     }
 
     pub fn place(&self) -> &str {
@@ -72,8 +72,13 @@ impl Member {
 
     /// Waits for an answer, so long and no longer. A server that owes one is left alone until it answers again: what
     /// would pile up there would be carried out when nobody wants it any more.
-    pub async fn within<T>(self: &Arc<Self>, limit: Duration, ask: impl Future<Output = Result<T>>) -> Result<T> {
-        if let Some(why) = self.down().clone() {
+    pub async fn within<T>(
+        self: &Arc<Self>,
+        on: On,
+        limit: Duration,
+        ask: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if let Some(why) = self.down(on).clone() {
             return Err(why);
         }
         let answer = match timeout(limit, ask).await {
@@ -82,24 +87,24 @@ impl Member {
         };
         match &answer {
             Err(error) if is_without_vote(error) => self.without_vote.notify_one(),
-            Err(error) if error.is_transient() => self.leave_alone(error),
+            Err(error) if error.is_transient() => self.leave_alone(on, error),
             _ => {}
         }
         answer
     }
 
-    fn leave_alone(self: &Arc<Self>, why: &Error) {
-        if self.down().replace(why.clone()).is_none() {
-            tokio::spawn(Self::mend(Arc::downgrade(self)));
+    fn leave_alone(self: &Arc<Self>, on: On, why: &Error) {
+        if self.down(on).replace(why.clone()).is_none() {
+            tokio::spawn(Self::mend(Arc::downgrade(self), on));
         }
     }
 
     /// Tries to reach it until it answers.
-    async fn mend(member: std::sync::Weak<Self>) {
+    async fn mend(member: Weak<Self>, on: On) {
         while let Some(member) = member.upgrade() {
-            match timeout(MEND_LIMIT, member.node.link.open_anew()).await {
-                Ok(Ok(())) => return *member.down() = None,
-                Ok(Err(error)) => *member.down() = Some(error),
+            match timeout(MEND_LIMIT, member.node.link.open_anew(on)).await {
+                Ok(Ok(())) => return *member.down(on) = None,
+                Ok(Err(error)) => *member.down(on) = Some(error),
                 Err(_) => {}
             }
             drop(member);
@@ -107,8 +112,8 @@ impl Member {
         }
     }
 
-    fn down(&self) -> std::sync::MutexGuard<'_, Option<Error>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    fn down(&self, on: On) -> std::sync::MutexGuard<'_, Option<Error>> {
+        self.down[on as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects, and makes what is missing.
@@ -121,7 +126,7 @@ impl Member {
         if standing.since > 0 {
             return Ok(standing);
         }
-        self.node.link.open_anew().await?;
+        self.node.link.open_anew(On::Main).await?;
         self.look_up_standing().await
     }
 

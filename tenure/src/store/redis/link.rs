@@ -109,12 +109,19 @@ impl Link {
         Ok(())
     }
 
-    /// Leaves all connections, which may hang, and opens new ones.
-    pub async fn open_anew(&self) -> Result<()> {
-        self.main.clear();
-        self.renewals.clear();
-        self.main.take(self.connect()).await?.put_back();
-        self.open_renewals().await
+    /// Leaves connections, which may hang, and opens a new one.
+    pub async fn open_anew(&self, on: On) -> Result<()> {
+        let lane = self.lane(on);
+        lane.clear();
+        lane.take(self.connect()).await?.put_back();
+        Ok(())
+    }
+
+    fn lane(&self, on: On) -> &Lane<Connection> {
+        match on {
+            On::Main => &self.main,
+            On::Renewals => &self.renewals,
+        }
     }
 
     /// Carries out a script; `fill` adds its entries.
@@ -130,10 +137,7 @@ impl Link {
         copies: Option<Copies>,
         fill: impl Fn(&mut Cmd) + Sync,
     ) -> Result<Answer> {
-        let lane = match on {
-            On::Main => &self.main,
-            On::Renewals => &self.renewals,
-        };
+        let lane = self.lane(on);
         let mut redirections = 0;
         loop {
             let mut taken = lane.take(self.connect()).await?;
