@@ -32,12 +32,10 @@ impl Five {
         votes.is_some()
     }
 
-    /// Whether it has a term of the name that is not over.
-    pub fn has_term(&self, server: usize, name: &str) -> bool {
-        let (mut raw, now) = (self.raw(server), micros_since_1970());
-        let term: Option<String> = raw.hget("{tenure}:terms", name).unwrap();
-        let expires = |term: String| term.split(' ').nth(3).unwrap().parse::<u64>().unwrap();
-        term.is_some_and(|term| expires(term) > now)
+    /// When a held name was last renewed there, in microseconds since 1970.
+    fn renewed(&self, server: usize, name: &str) -> u64 {
+        let term: Option<String> = self.raw(server).hget("{tenure}:terms", name).unwrap();
+        term.map_or(0, |term| term.split(' ').nth(5).unwrap().parse().unwrap())
     }
 
     /// Waits until all have a vote.
@@ -45,9 +43,10 @@ impl Five {
         until("all servers vote", async || (0..5).all(|server| self.votes(server))).await;
     }
 
-    /// Waits until these have got a held name's record back.
-    pub async fn have_term(&self, servers: [usize; 2], name: &str) {
-        until("the record is put back", async || servers.iter().all(|server| self.has_term(*server, name))).await;
+    /// Waits until a held name is renewed on these, from now on.
+    pub async fn renew(&self, servers: [usize; 2], name: &str) {
+        let now = micros_since_1970();
+        until("a renewal everywhere", async || servers.iter().all(|server| self.renewed(*server, name) > now)).await;
     }
 
     /// As if its clock had been so far ahead once.

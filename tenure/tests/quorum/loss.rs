@@ -22,7 +22,7 @@ fn a_held_name_lives_on_when_one_and_two_of_five_are_emptied() {
             assert!(!is_granted(&other, "held").await, "granted to another");
         }
         until("the servers vote again", async || five.votes(0) && five.votes(3)).await;
-        five.have_term([0, 3], "held").await;
+        five.renew([0, 3], "held").await;
         five.0[1].kill().unwrap();
         five.0[2].kill().unwrap();
         renewed(&locks, "held").await;
@@ -114,7 +114,7 @@ fn emptied_in_the_middle_of_their_run_servers_have_no_vote_either() {
         assert!(!is_granted(&other, "held").await, "granted to another");
         until("they vote again", async || five.votes(1) && five.votes(2)).await;
         assert!(flushed.elapsed() >= TTL, "they vote after {:?}", flushed.elapsed());
-        five.have_term([1, 2], "held").await;
+        five.renew([1, 2], "held").await;
         assert!(guard.is_held() && is_closed_to(&other, "held").await);
     });
 }
