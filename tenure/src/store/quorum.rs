@@ -103,15 +103,19 @@ impl QuorumStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        ask_all(&self.members, on, limit, Some(FOR_STRAGGLERS), ask).await
+        let within = |member: Arc<Member>| {
+            let asked = ask(member.clone());
+            async move { member.within(on, limit, asked).await }
+        };
+        ask_all(&self.members, Some(FOR_STRAGGLERS), within).await
     }
 
     /// Lets servers vote that may, and says when to look again; `None` if there is nothing to wait for.
     async fn admit(members: &[Arc<Member>], for_stragglers: Option<Duration>) -> Option<Duration> {
-        let found = ask_all(members, On::Main, standing::READ_WITHIN, for_stragglers, |member| async move {
-            member.standing().await
-        })
-        .await;
+        let ask = |member: Arc<Member>| async move {
+            member.within(On::Main, standing::READ_WITHIN, member.standing()).await
+        };
+        let found = ask_all(members, for_stragglers, ask).await;
         let found: Vec<_> = found.into_iter().map(Result::ok).collect();
         let (admitted, next) = admissions(&found);
         let mut left = found.iter().flatten().filter(|standing| !standing.votes).count();

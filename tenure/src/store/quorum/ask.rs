@@ -10,14 +10,11 @@ use super::STORE;
 use super::member::Member;
 use super::votes::majority;
 use crate::error::{Error, Result};
-use crate::store::redis::link::On;
 
 /// Asks servers at once. It is over when all have answered, or a majority, and the others have had as much time again, and
 /// at least the time for stragglers, if one is given; they go on for as long as they may, and nobody waits for them.
 pub(super) async fn ask_all<T, F>(
     members: &[Arc<Member>],
-    on: On,
-    limit: Duration,
     for_stragglers: Option<Duration>,
     ask: impl Fn(Arc<Member>) -> F,
 ) -> Vec<Result<T>>
@@ -27,10 +24,10 @@ where
 {
     let (send, mut receive) = mpsc::unbounded_channel();
     for (number, member) in members.iter().cloned().enumerate() {
-        let (send, asked) = (send.clone(), ask(member.clone()));
+        let (send, asked) = (send.clone(), ask(member));
         tokio::spawn(async move {
             // Nobody waits for it any more.
-            let _ = send.send((number, member.within(on, limit, asked).await));
+            let _ = send.send((number, asked.await));
         });
     }
     drop(send);

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::ask::ask_all;
 use super::member::Confirmation;
 use super::votes::{Claimed, by_entry, claimed, majority, too_few};
-use super::{FOR_STRAGGLERS, NODE_LIMIT, QuorumStore, STORE, node_limit};
+use super::{FOR_STRAGGLERS, QuorumStore, STORE, node_limit};
 use crate::error::{Error, Result};
 use crate::record::{Token, Ttl};
 use crate::store::redis::link::On;
@@ -129,9 +130,9 @@ impl QuorumStore {
 
     pub(super) async fn end(&self, ends: Vec<Ended>) -> Vec<Vec<Result<bool>>> {
         let ends = Arc::<[Ended]>::from(ends);
-        let answers = self.ask(On::Main, NODE_LIMIT, |member| {
+        let answers = ask_all(&self.members, Some(FOR_STRAGGLERS), |member| {
             let ends = ends.clone();
-            async move { Ok(member.node.release(&ends).await?.into_iter().map(Ok).collect()) }
+            async move { Ok(member.release(&ends).await?.into_iter().map(Ok).collect()) }
         });
         by_entry(ends.len(), answers.await)
     }

@@ -1,25 +1,29 @@
 //! One of the quorum's servers: what it is asked, for how long an answer is waited for, and when it is left alone.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, Value};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use super::scripts::{OwnScripts, greeting, voting};
 use super::{MEND_LIMIT, NODE_LIMIT, STORE};
 use crate::error::{Error, Result};
 use crate::record::{LeaseId, Name, Record, Token};
-use crate::store::answered;
 use crate::store::redis::address::TlsFiles;
 use crate::store::redis::link::{Link, On, is_without_vote};
 use crate::store::redis::node::Node;
 use crate::store::redis::term::{digits, seen, text, unexpected};
 use crate::store::seen::micros;
+use crate::store::{Ended, answered};
 
 /// Between attempts to reach a server again.
 const MEND_EVERY: Duration = Duration::from_millis(100);
+
+/// More than this is left to expire.
+const MOST_OWED: usize = 65_536;
 
 /// One of the servers.
 pub(super) struct Member {
@@ -28,7 +32,9 @@ pub(super) struct Member {
     /// Told when it is found to have no vote.
     without_vote: Arc<Notify>,
     /// Why it is left alone, until it answers again; renewals apart from the rest, so that they don't suffer with it.
-    down: [Mutex<Option<Error>>; 2],
+    down: [watch::Sender<Option<Error>>; 2],
+    /// Releases that it has not got.
+    owed: Mutex<VecDeque<Ended>>,
 }
 
 /// A token that is to be written where the lease is live.
@@ -63,27 +69,29 @@ impl Member {
     pub fn new(server: ConnectionInfo, tls: TlsFiles, prefix: &str, without_vote: Arc<Notify>) -> Self {
         let link = Link::in_quorum(server, tls, prefix, greeting(), NODE_LIMIT);
         let node = Arc::new(Node { link, scripts: voting(), replicas: 0 });
-        Self { node, own: OwnScripts::new(), without_vote, down: Default::default() }
+        Self { node, own: OwnScripts::new(), without_vote, down: Default::default(), owed: Mutex::default() }
     }
 
     pub fn place(&self) -> &str {
         &self.node.link.place
     }
 
-    /// Waits for an answer, so long and no longer. A server that owes one is left alone until it answers again: what
-    /// would pile up there would be carried out when nobody wants it any more.
+    /// Waits for an answer, so long and no longer. A server that owes one is left alone until it answers again, also by
+    /// those who wait their turn: what would pile up there would be carried out when nobody wants it any more.
     pub async fn within<T>(
         self: &Arc<Self>,
         on: On,
         limit: Duration,
         ask: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        if let Some(why) = self.down(on).clone() {
+        let mut down = self.down[on as usize].subscribe();
+        if let Some(why) = down.borrow_and_update().clone() {
             return Err(why);
         }
-        let answer = match timeout(limit, ask).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Error::transient(STORE, format!("{}: no answer within {limit:?}", self.place()))),
+        let late = || Error::transient(STORE, format!("{}: no answer within {limit:?}", self.place()));
+        let answer = tokio::select! {
+            answer = timeout(limit, ask) => answer.unwrap_or_else(|_| Err(late())),
+            _ = down.changed() => return Err(down.borrow().clone().unwrap_or_else(late)),
         };
         match &answer {
             Err(error) if is_without_vote(error) => self.without_vote.notify_one(),
@@ -94,17 +102,22 @@ impl Member {
     }
 
     fn leave_alone(self: &Arc<Self>, on: On, why: &Error) {
-        if self.down(on).replace(why.clone()).is_none() {
+        let was_up = self.down[on as usize].send_replace(Some(why.clone())).is_none();
+        if was_up {
             tokio::spawn(Self::mend(Arc::downgrade(self), on));
         }
     }
 
-    /// Tries to reach it until it answers.
+    /// Tries to reach it until it answers, and gives it the releases that it has not got.
     async fn mend(member: Weak<Self>, on: On) {
         while let Some(member) = member.upgrade() {
-            match timeout(MEND_LIMIT, member.node.link.open_anew(on)).await {
-                Ok(Ok(())) => return *member.down(on) = None,
-                Ok(Err(error)) => *member.down(on) = Some(error),
+            let back = async {
+                member.node.link.open_anew(on).await?;
+                if matches!(on, On::Main) { member.settle().await } else { Ok(()) }
+            };
+            match timeout(MEND_LIMIT, back).await {
+                Ok(Ok(())) => return drop(member.down[on as usize].send_replace(None)),
+                Ok(Err(error)) => drop(member.down[on as usize].send_replace(Some(error))),
                 Err(_) => {}
             }
             drop(member);
@@ -112,8 +125,31 @@ impl Member {
         }
     }
 
-    fn down(&self, on: On) -> std::sync::MutexGuard<'_, Option<Error>> {
-        self.down[on as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ends terms; what it does not get now, it gets when it is back.
+    pub async fn release(self: &Arc<Self>, ends: &[Ended]) -> Result<Vec<bool>> {
+        let answer = self.within(On::Main, NODE_LIMIT, self.node.release(ends)).await;
+        if answer.is_err() {
+            let mut owed = self.owed();
+            owed.extend(ends.iter().cloned());
+            let surplus = owed.len().saturating_sub(MOST_OWED);
+            owed.drain(..surplus);
+        }
+        answer
+    }
+
+    async fn settle(&self) -> Result<()> {
+        let owed: Vec<Ended> = self.owed().iter().cloned().collect();
+        for part in owed.chunks(super::BATCH) {
+            match self.node.release(part).await {
+                Err(error) if !is_without_vote(&error) => return Err(error),
+                _ => drop(self.owed().drain(..part.len())),
+            }
+        }
+        Ok(())
+    }
+
+    fn owed(&self) -> std::sync::MutexGuard<'_, VecDeque<Ended>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects, and makes what is missing.

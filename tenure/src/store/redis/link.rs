@@ -137,12 +137,12 @@ impl Link {
         copies: Option<Copies>,
         fill: impl Fn(&mut Cmd) + Sync,
     ) -> Result<Answer> {
-        let lane = self.lane(on);
+        let (lane, until) = (self.lane(on), self.gives_up_at());
         let mut redirections = 0;
         loop {
             let mut taken = lane.take(self.connect()).await?;
             let asked = Moment::now();
-            let answer = self.run(&mut taken.connection, script, copies, &fill).await;
+            let answer = self.run(&mut taken.connection, script, until, copies, &fill).await;
             match answer {
                 Ok((answer, copies)) => {
                     taken.put_back();
@@ -165,10 +165,10 @@ impl Link {
         &self,
         connection: &mut Connection,
         script: &Script,
+        until: u64,
         copies: Option<Copies>,
         fill: &(impl Fn(&mut Cmd) + Sync),
     ) -> redis::RedisResult<(Value, usize)> {
-        let until = self.gives_up_at();
         let mut answer = self.command("EVALSHA", &script.hash, until, fill).query_async(connection).await;
         if answer.as_ref().is_err_and(|error| is(error, ServerErrorKind::NoScript)) {
             answer = self.command("EVAL", &script.text, until, fill).query_async(connection).await;
@@ -260,7 +260,7 @@ impl Link {
         let tell = |command: &mut Cmd| {
             command.arg(info.get("run_id"));
         };
-        let greeted = self.run(connection, greeting, None, &tell).await;
+        let greeted = self.run(connection, greeting, NEVER, None, &tell).await;
         let (answer, _) = greeted.map_err(|error| self.explain(&error))?;
         self.read(answer, 0, asked).map(drop)
     }
