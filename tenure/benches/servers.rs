@@ -6,18 +6,17 @@
 
 mod measure;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-
+use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use measure::{Spread, cycles};
+use measure::hands::{self, Hands};
+use measure::{Spread, cycles, median};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
-use tenure::clock::Moment;
 use tenure::store::{Claim, Ended, Outcome, Store, url::store_at};
-use tenure::{EventKind, LeaseId, Locks, Name, Next, Ttl};
+use tenure::{LeaseId, Locks, Name, Ttl};
 use xtask::services::{MariaDb, Postgres};
 use xtask::tools;
 
@@ -25,13 +24,11 @@ const TASKS: usize = 256;
 const ROUNDS: usize = 5;
 /// How long each round of somebody else's statements takes.
 const ROUND: Duration = Duration::from_secs(2);
-/// A child that hands a name over gets the store's URL in this variable.
-const CHILD: &str = "TENURE_BENCH_CHILD";
 const HAND_OVERS: usize = 200;
 
 fn main() {
-    if let Ok(url) = std::env::var(CHILD) {
-        return child(&url);
+    if hands::played() {
+        return;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -228,25 +225,12 @@ impl PlainRows {
 
 /// From a release in one process to the grant in another that waits, beside a bare commit of one row.
 async fn hand_over(url: &str, mut connection: PgConnection) {
-    let mut hands = [Hand::new(url), Hand::new(url)];
+    let mut hands = Hands::new(url);
     let (mut times, mut commits) = (Vec::new(), Vec::new());
-    hands[0].lock();
-    hands[0].granted();
-    for turn in 0..HAND_OVERS {
-        let [first, second] = &mut hands;
-        let (from, to) = if turn % 2 == 0 { (first, second) } else { (second, first) };
-        to.lock();
-        to.said("waits");
-        from.tell("release");
-        let released: u64 = from.said("released").parse().expect("a time");
-        times.push((to.granted() - released) as f64 / 1e3);
+    for _ in 0..HAND_OVERS {
+        times.push(hands.hand_over());
         commits.push(commit(&mut connection).await);
     }
-    let median = |times: &[f64]| {
-        let mut sorted = times.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    };
     println!("postgres: hand-over between two processes: {} µs", Spread(times.clone()));
     println!("postgres: a bare commit of one row: {} µs", Spread(commits.clone()));
     println!("postgres: ratio of the medians {:.1}", median(&times) / median(&commits));
@@ -257,80 +241,4 @@ async fn commit(connection: &mut PgConnection) -> f64 {
     let begun = Instant::now();
     connection.execute(sqlx::query(upsert)).await.expect("PostgreSQL answers");
     begun.elapsed().as_secs_f64() * 1e6
-}
-
-/// A process that locks and releases as it is told.
-struct Hand {
-    child: Child,
-    orders: ChildStdin,
-    words: BufReader<ChildStdout>,
-}
-
-impl Hand {
-    fn new(url: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(CHILD, url)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program can be started again");
-        let orders = child.stdin.take().expect("it is piped");
-        let words = BufReader::new(child.stdout.take().expect("it is piped"));
-        Self { child, orders, words }
-    }
-
-    fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").expect("the child listens");
-    }
-
-    fn lock(&mut self) {
-        self.tell("lock");
-    }
-
-    fn granted(&mut self) -> u64 {
-        self.said("granted").parse().expect("a time")
-    }
-
-    /// What the child says behind `word`; other words are passed over.
-    fn said(&mut self, word: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.words.read_line(&mut line).expect("the child speaks") > 0, "the child has ended");
-            if let Some(rest) = line.trim_end().strip_prefix(word) {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-}
-
-impl Drop for Hand {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn child(url: &str) {
-    let locks = tenure::connect(url).blocking().expect("the store opens");
-    let mut events = locks.events();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(async {
-            while let Some(next) = events.next().await {
-                if matches!(&next, Next::Event(event) if matches!(event.kind, EventKind::Contended(_))) {
-                    println!("waits");
-                }
-            }
-        });
-    });
-    let mut orders = std::io::stdin().lines();
-    while orders.next().is_some() {
-        let guard = locks.lock("hand-over").blocking().expect("it is free in time");
-        println!("granted {}", Moment::now().since_boot().as_nanos());
-        orders.next();
-        let released = Moment::now();
-        guard.release_blocking().expect("it is held");
-        println!("released {}", released.since_boot().as_nanos());
-    }
 }

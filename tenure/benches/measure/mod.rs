@@ -1,5 +1,8 @@
 //! What the benchmarks have in common.
 
+#[allow(dead_code)]
+pub mod hands;
+
 use std::time::Instant;
 
 use tenure::Locks;
@@ -33,4 +36,11 @@ impl std::fmt::Display for Spread {
         let (least, most) = (sorted[0], sorted[sorted.len() - 1]);
         write!(f, "{:.digits$} ({least:.digits$} to {most:.digits$})", sorted[sorted.len() / 2])
     }
+}
+
+#[allow(dead_code)]
+pub fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }

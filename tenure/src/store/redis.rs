@@ -105,6 +105,13 @@ fn rights(prefix: &str) -> String {
     )
 }
 
+/// For a benchmark that runs them without us: the scripts of a claim and of a release, and their keys.
+#[doc(hidden)]
+pub fn scripts_of(prefix: &str) -> ([String; 2], [String; 6]) {
+    let scripts = scripts::Scripts::new();
+    ([scripts.claim.text, scripts.release.text], scripts::Keys::new(prefix).all)
+}
+
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RedisStore({}, {})", self.node.link.place, self.prefix)

@@ -42,8 +42,8 @@ pub(in crate::store) struct Link {
 /// What was heard of the server's clock.
 #[derive(Clone, Copy)]
 struct Heard {
-    /// When it was asked.
-    asked: Moment,
+    /// When we heard it.
+    at: Moment,
     /// What it said.
     time: u64,
 }
@@ -116,12 +116,11 @@ impl Link {
         let mut redirections = 0;
         loop {
             let mut taken = lane.take(self.connect()).await?;
-            let asked = Moment::now();
             let answer = self.run(&mut taken.connection, script, copies, &fill).await;
             match answer {
                 Ok((answer, copies)) => {
                     taken.put_back();
-                    return self.read(answer, copies, asked);
+                    return self.read(answer, copies);
                 }
                 Err(error) if redirections < REDIRECTIONS && self.follow(&error) => redirections += 1,
                 Err(error) => {
@@ -166,13 +165,13 @@ impl Link {
         command
     }
 
-    fn read(&self, answer: Value, copies: usize, asked: Moment) -> Result<Answer> {
+    fn read(&self, answer: Value, copies: usize) -> Result<Answer> {
         let Value::Array(mut entries) = answer else { return Err(unexpected(&answer)) };
         let time = match entries.first() {
             Some(Value::Int(time)) => time.cast_unsigned(),
             _ => return Err(unexpected(&Value::Array(entries))),
         };
-        *self.clock() = Some(Heard { asked, time });
+        *self.clock() = Some(Heard { at: Moment::now(), time });
         if matches!(entries.get(1), Some(Value::BulkString(_))) {
             let why = format!("{} got it too late and did nothing: its clock was set, or it stood still", self.place);
             return Err(Error::transient(STORE, why));
@@ -182,10 +181,10 @@ impl Link {
     }
 
     /// When a call that is made now must not be carried out any more, by the server's clock. That clock showed what we
-    /// heard after we asked, so it has not got further since than the time since we asked.
+    /// heard before we heard it, so now it shows more: what counts as late is never too late.
     fn gives_up_at(&self) -> u64 {
         let limit = |heard: Heard| {
-            let since = Moment::now() - heard.asked + STATEMENT_LIMIT;
+            let since = Moment::now() - heard.at + STATEMENT_LIMIT;
             heard.time.saturating_add(u64::try_from(since.as_micros()).unwrap_or(NEVER))
         };
         self.clock().map_or(NEVER, limit).min(NEVER)

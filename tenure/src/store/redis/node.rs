@@ -150,7 +150,7 @@ fn add_claim(command: &mut Cmd, claim: &Claim) {
         .arg(claim.name.as_str())
         .arg(claim.lease.to_string())
         .arg(micros(claim.ttl.get()))
-        .arg(micros(claim.grace))
+        .arg(format!("{:016}", micros(claim.grace)))
         .arg(u8::from(claim.waits))
         .arg(&*claim.owner)
         .arg(claim.data.as_deref().unwrap_or_default());
