@@ -202,7 +202,7 @@ const ON_REDIS: &[Test] = tests! {
     }
     redis_users {
         the_rights_that_the_schema_grants_are_enough,
-        a_user_that_lacks_a_right_is_told_which,
+        a_user_that_lacks_a_right_is_told,
         each_refusal_of_redis_says_what_is_wrong_and_no_password,
         a_replica_is_told,
     }

@@ -310,11 +310,15 @@ fn is_answer(error: &RedisError) -> bool {
     server && !is(error, ServerErrorKind::ReadOnly) && error.code() != Some("NOAUTH")
 }
 
-/// Whether a retry can help, and what an error means to somebody who only wanted a lock.
+const NO_RIGHT: &str = "does not give this user the right: see `tenure schema` for what is needed";
+
+/// Whether a retry can help, and what an error means to somebody who only wanted a lock. Before Redis 7, an error within
+/// a script is quoted in another: `ERR Error running script …: -READONLY You can't write …`.
 fn meaning(code: &str, detail: &str) -> (bool, &'static str) {
-    match code {
+    let quoted = detail.split_once(": -").filter(|_| code == "ERR").and_then(|(_, said)| said.split(' ').next());
+    match quoted.unwrap_or(code) {
         "WRONGPASS" | "NOAUTH" => (false, "refuses the user or the password"),
-        "NOPERM" => (false, "does not give this user the right: see `tenure schema` for what is needed"),
+        "NOPERM" => (false, NO_RIGHT),
         "READONLY" => (true, "can only be read: is it a replica?"),
         "LOADING" => (true, "is still loading its data"),
         "OOM" => (true, "is out of memory: raise its maxmemory"),
@@ -325,8 +329,32 @@ fn meaning(code: &str, detail: &str) -> (bool, &'static str) {
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => (true, "is a cluster that is being changed, or is down"),
         "CROSSSLOT" => (false, "is a cluster whose slots differ"),
         "WRONGTYPE" => (false, "has something else under the keys of the locks: choose another tenure.prefix"),
+        _ if detail.contains("user executing the script") => (false, NO_RIGHT),
         _ if detail.contains("max number of clients") => (true, "has no connection left"),
         _ if detail.contains("called without any password") => (false, "refuses the user or the password"),
         _ => (false, "refused"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_within_a_script_mean_the_same_on_every_version() {
+        let old = |said: &str| format!("Error running script (call to f_0f): @user_script:3: @user_script: 3: {said}");
+        for (code, detail, transient, means) in [
+            ("READONLY", "You can't write against a read only replica.".to_owned(), true, "replica"),
+            ("ERR", old("-READONLY You can't write against a read only replica."), true, "replica"),
+            ("ERR", old("-OOM command not allowed when used memory > 'maxmemory'."), true, "memory"),
+            ("ERR", old("-WRONGTYPE Operation against a key holding the wrong kind of value"), false, "prefix"),
+            ("ERR", old("The user executing the script can't run this command or subcommand"), false, "right"),
+            ("ERR", "The user executing the script can't access at least one of the keys".into(), false, "right"),
+            ("ERR", "max number of clients reached".into(), true, "connection"),
+            ("ERR", "unknown command `HELLO`".into(), false, "refused"),
+        ] {
+            let found = meaning(code, &detail);
+            assert!(found.0 == transient && found.1.contains(means), "{code} {detail}: {found:?}");
+        }
     }
 }
