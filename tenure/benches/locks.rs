@@ -3,13 +3,15 @@
 //! Every figure that is compared with another was measured in the same run, turn about; the median of the rounds
 //! is printed, and their range.
 
+mod figures;
 mod measure;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use measure::{Spread, cycles};
+use figures::Spread;
+use measure::cycles;
 use rustix::time::{ClockId, clock_gettime};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Executor};

@@ -3,13 +3,17 @@
 //! It starts a Redis of its own, without persistence, on the same machine. Every figure that is compared with another
 //! was measured in the same run, turn about; the median of the rounds is printed, and their range.
 
+mod figures;
+mod hand;
+mod hands;
 mod measure;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use measure::hands::{self, Hands};
-use measure::{Spread, cycles, median};
+use figures::{Spread, median};
+use hands::Hands;
+use measure::cycles;
 use redis::aio::MultiplexedConnection;
 use rslock::LockManager;
 use tenure::{EventKind, Locks, Next};
@@ -23,8 +27,8 @@ const HAND_OVERS: usize = 200;
 const HELD: usize = 10_000;
 
 fn main() {
-    if hands::played() {
-        return;
+    if let Some(url) = hand::url() {
+        return hands::child(&url);
     }
     let server = Redis::start_with(&[("appendonly", "no")]).expect("Redis starts");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

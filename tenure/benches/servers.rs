@@ -4,14 +4,18 @@
 //! TLS, on the same machine. Every figure that is
 //! compared with another was measured in the same run, turn about; the median of the rounds is printed, and their range.
 
+mod figures;
+mod hand;
+mod hands;
 mod measure;
 
 use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use measure::hands::{self, Hands};
-use measure::{Spread, cycles, median};
+use figures::{Spread, median};
+use hands::Hands;
+use measure::cycles;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
@@ -27,14 +31,24 @@ const ROUND: Duration = Duration::from_secs(2);
 const HAND_OVERS: usize = 200;
 
 fn main() {
-    if hands::played() {
-        return;
+    if let Some(url) = hand::url() {
+        return hands::child(&url);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        postgres().await;
-        mysql().await;
+        if asked_for("postgres") {
+            postgres().await;
+        }
+        if asked_for("mysql") {
+            mysql().await;
+        }
     });
+}
+
+/// All stores are, unless some are named on the command line.
+fn asked_for(store: &str) -> bool {
+    let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    named.is_empty() || named.iter().any(|name| name == store)
 }
 
 async fn postgres() {

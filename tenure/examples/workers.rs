@@ -6,6 +6,7 @@
 //! kill -9 PID                                             # a process from the table
 //! ```
 //!
+//! Ctrl-C ends them in order: each gives its topics back and leaves. A process that is killed is missed when its term is over, 4 s later.
 //! The store is a file in the folder for temporary files, or `--store URL`. `--for SECONDS` ends it by itself.
 
 use std::collections::BTreeMap;
@@ -60,15 +61,21 @@ fn arguments() -> Result<Arguments> {
     Ok(found)
 }
 
-/// One more, which works until its input ends: so it ends in order when the one that started it does.
+/// One more, which works until ctrl-C, or until its input ends: so it ends in order when the one that started it does.
 async fn join(locks: &Locks) -> Result<()> {
     let crew = crew(locks);
     let handle = crew.handle();
+    tokio::spawn(stop_on_ctrl_c(crew.handle()));
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         handle.stop();
     });
     Ok(crew.work(consume).await?)
+}
+
+async fn stop_on_ctrl_c(handle: Handle) {
+    tokio::signal::ctrl_c().await.expect("ctrl-C can be caught");
+    handle.stop();
 }
 
 fn start_another(store: &str) -> Result<Child> {
@@ -113,6 +120,7 @@ async fn lead(locks: &Locks, arguments: &Arguments) -> Result<()> {
     let mut others = [start_another(&arguments.store)?, start_another(&arguments.store)?];
     let crew = crew(locks);
     let handle = crew.handle();
+    tokio::spawn(stop_on_ctrl_c(crew.handle()));
     let end = async {
         match arguments.time {
             Some(time) => tokio::time::sleep(time).await,

@@ -26,6 +26,7 @@ mod cancel;
 mod checker;
 mod contention;
 mod crew;
+mod crew_failures;
 mod edges;
 mod events;
 mod exclusion;
@@ -236,6 +237,7 @@ promises! {
         shutdown_refuses_new_acquires,
         shutdown_releases_what_is_left,
         a_hurried_shutdown_shortens_the_one_before,
+        shutdown_says_what_was_cut_off,
         shutdown_returns_what_could_not_be_released,
     }
     events (Store) {
@@ -249,6 +251,7 @@ promises! {
     }
     members (Store) {
         a_member_is_listed_until_it_leaves,
+        a_member_leaves_when_a_shutdown_begins,
         a_member_that_is_cut_off_is_told_and_gone_after_its_ttl,
         an_evicted_member_is_told,
         observers_are_told_of_each_change_once,
@@ -266,6 +269,15 @@ promises! {
         a_crew_member_that_was_cut_off_comes_back,
         a_crew_leaves_nothing_behind,
         bad_crew_options_are_refused,
+    }
+    crew_failures (Store) {
+        a_crew_that_cannot_see_the_store_is_patient,
+        a_crew_member_that_cannot_join_again_is_patient,
+        a_crew_stops_while_it_waits_for_the_store,
+        a_crew_on_a_faulty_store_runs_no_task_twice,
+        a_crew_survives_a_panic_on_the_way_to_a_worker,
+        a_crew_that_never_works_is_told_to_its_handles,
+        a_crew_that_was_cut_off_says_so,
     }
     fleet (Url) {
         a_crew_of_processes_moves_only_what_it_must_when_they_die_and_return,

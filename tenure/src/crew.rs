@@ -24,10 +24,12 @@ const SETTLE: Duration = Duration::from_secs(3);
 impl Locks {
     /// Shares tasks out among the instances of a group. See [`Crew`].
     pub fn crew(&self, group: impl Into<String>) -> Crew {
+        let control: Arc<Control> = Arc::default();
         Crew {
             locks: self.clone(),
             group: group.into(),
-            control: Arc::default(),
+            ended: Ended(control.report.clone()),
+            control,
             refused: None,
             capacity: u32::MAX,
             place: None,
@@ -85,6 +87,7 @@ pub struct Crew {
     locks: Locks,
     group: String,
     control: Arc<Control>,
+    ended: Ended,
     refused: Option<Error>,
     capacity: u32,
     place: Option<String>,
@@ -168,7 +171,7 @@ impl Crew {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad group, task or option; [`Error::Store`] if it can't join the group; [`Error::Closed`] if the
-    /// engine has died, or the time of a shutdown was over first.
+    /// engine has died, a shutdown began before it had joined, or the time of a shutdown was over before its workers had ended.
     ///
     /// # Cancel safety
     /// Dropping it drops all workers, and then releases their names and leaves the group. To let workers end in their
@@ -196,6 +199,7 @@ impl Crew {
             locks: self.locks,
             group: self.group,
             control: self.control,
+            _ended: self.ended,
             place: self.place.unwrap_or_else(|| id.clone()),
             id,
             capacity: self.capacity,
@@ -241,6 +245,7 @@ struct Setup {
     locks: Locks,
     group: String,
     control: Arc<Control>,
+    _ended: Ended,
     id: String,
     place: String,
     capacity: u32,
@@ -265,6 +270,16 @@ struct Wishes {
     stop: bool,
     /// How often anything was wished for: so that no wish is missed by one who was busy.
     count: u64,
+}
+
+/// Says, when it is dropped, that there will be no more reports: whether the work came to its end, was dropped, or was refused.
+#[derive(Debug)]
+struct Ended(watch::Sender<Report>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.send_modify(|report| *report = Report { ended: true, ..Report::default() });
+    }
 }
 
 impl Control {

@@ -114,7 +114,7 @@ impl Election {
         loop {
             let end = match self.campaign().await {
                 Ok(Leadership(guard)) => self.serve(guard, &mut work).await,
-                Err(error) if error.is_transient() => self.failed_to_campaign(&error),
+                Err(error) if error.is_transient() => self.in_vain(&error),
                 Err(error) => return error,
             };
             let pause = pauses.after(&end, self.locks.about().poll);
@@ -156,9 +156,9 @@ impl Election {
         if cancel.is_told() { End::SteppedDown } else { End::After(Moment::now() - began) }
     }
 
-    fn failed_to_campaign(&self, error: &Error) -> End {
+    fn in_vain(&self, error: &Error) -> End {
         tracing::warn!(target: "tenure::recipe", name = self.name, %error, "can't campaign; will try again");
-        End::After(Duration::ZERO)
+        End::Unelected
     }
 }
 
@@ -178,6 +178,8 @@ fn report<E: fmt::Display>(term: &Term, ran: &Ran<Result<(), E>>) {
 
 /// How a term ended.
 enum End {
+    /// It did not begin: the store has failed for a TTL.
+    Unelected,
     SteppedDown,
     /// After this long, by whatever else.
     After(Duration),
@@ -194,6 +196,8 @@ impl Pauses {
     fn after(&mut self, end: &End, poll: Duration) -> Duration {
         match end {
             End::SteppedDown => return REST.max(2 * poll),
+            // The engine has tried for long, with pauses of its own; whoever tries first when the store is back leads.
+            End::Unelected => return FIRST_PAUSE,
             End::After(lasted) if *lasted >= LASTED => self.vain = 0,
             End::After(_) => self.vain += 1,
         }
@@ -361,5 +365,6 @@ mod tests {
         );
         assert_eq!((0..30).map(|_| after(End::After(Duration::ZERO))).max(), Some(LONGEST_PAUSE));
         assert_eq!([after(End::After(LASTED)), after(End::After(Duration::ZERO))], [FIRST_PAUSE, FIRST_PAUSE]);
+        assert!((0..30).all(|_| after(End::Unelected) == FIRST_PAUSE), "a store that is back is noticed soon");
     }
 }

@@ -231,7 +231,8 @@ where
     W: Future<Output = ()>,
 {
     let term = keeper.term();
-    let ending = match keeper.run(without_panic(|| work(term.clone())), limit).await {
+    let worker = async { without_panic(caught(|| work(term.clone()))?).await };
+    let ending = match keeper.run(worker, limit).await {
         Ran::Done(Ok(())) => Ending::Done,
         Ran::Done(Err(words)) => Ending::Panicked(words),
         Ran::Lost(lost) => Ending::Lost(lost),
@@ -243,14 +244,19 @@ where
 }
 
 /// Runs work to its end, or to its panic: then with its words.
-pub(crate) async fn without_panic<W: Future>(work: impl FnOnce() -> W) -> Result<W::Output, String> {
-    let mut work = pin!(catch_unwind(AssertUnwindSafe(work)).map_err(words)?);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+pub(crate) async fn without_panic<W: Future>(work: W) -> Result<W::Output, String> {
+    let mut work = pin!(work);
+    poll_fn(|context| match caught(|| work.as_mut().poll(context)) {
         Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
         Ok(Poll::Pending) => Poll::Pending,
-        Err(panic) => Poll::Ready(Err(words(panic))),
+        Err(words) => Poll::Ready(Err(words)),
     })
     .await
+}
+
+/// What `act` returns, or the words of its panic.
+pub(crate) fn caught<T>(act: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(act)).map_err(words)
 }
 
 fn words(panic: Box<dyn Any + Send>) -> String {
@@ -297,7 +303,6 @@ impl Running {
     async fn stop(mut self) -> Result<Ending> {
         self.cancel.tell();
         let ended = self.ended.wait_for(Option::is_some).await;
-        // Dropped without a word: the runtime has ended.
         ended.ok().and_then(|ended| ended.clone()).unwrap_or(Ok(Ending::CutOff))
     }
 }
@@ -351,7 +356,7 @@ impl Reserved {
         }
         state.tasks.insert(self.key.clone(), Some(running));
         drop(state);
-        Ok(Occupied { tell, on_end, reserved: self })
+        Ok(Occupied { tell, on_end, reserved: Some(self) })
     }
 }
 
@@ -361,26 +366,37 @@ impl Drop for Reserved {
     }
 }
 
-/// The key of a running task.
+/// The key of a running task. Whoever waits for its end is told of it also if the task is just dropped, with its runtime for example.
 struct Occupied {
     tell: watch::Sender<Option<Result<Ending>>>,
     on_end: Option<OnEnd>,
-    reserved: Reserved,
+    /// `None` once it was given back.
+    reserved: Option<Reserved>,
 }
 
 impl Occupied {
+    fn end(mut self, ending: Ending, released: Result<()>) {
+        self.give_back(&ending, released);
+    }
+
     /// Gives the key back, then tells those who wait for it.
-    fn end(self, ending: Ending, released: Result<()>) {
-        let key = self.reserved.key.clone();
-        drop(self.reserved);
+    fn give_back(&mut self, ending: &Ending, released: Result<()>) {
+        let Some(key) = self.reserved.take().map(|reserved| reserved.key.clone()) else { return };
         let told = match released {
             // A loss is the ending; a shutdown has released it.
             Ok(()) | Err(Error::Lost(_) | Error::Closed) => Ok(ending.clone()),
             Err(error) => Err(error),
         };
         self.tell.send_replace(Some(told));
-        if let Some(on_end) = self.on_end {
-            on_end(&key, &ending);
+        if let Some(on_end) = &self.on_end {
+            // Its panic has been told of by then; a second one within a drop would end the process.
+            let _ = caught(|| on_end(&key, ending));
         }
+    }
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        self.give_back(&Ending::CutOff, Ok(()));
     }
 }

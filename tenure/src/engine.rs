@@ -31,6 +31,7 @@ mod terms;
 use calls::Done;
 pub(crate) use claims::{Answer, Request, Wait};
 use closing::Closing;
+pub(crate) use closing::Leavings;
 pub use closing::Unreleased;
 pub(crate) use slot::jittered;
 use slot::{Desk, Slot};
@@ -72,7 +73,7 @@ pub(crate) enum Message {
     Call(Box<dyn FnOnce(Arc<dyn Store>) -> Running + Send>),
     Shutdown {
         within: Duration,
-        reply: oneshot::Sender<Vec<Unreleased>>,
+        reply: oneshot::Sender<Leavings>,
     },
     Part(blocking::Sender<()>),
 }

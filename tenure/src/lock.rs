@@ -39,6 +39,12 @@ impl Lock {
 
     option_setters!();
 
+    /// A shutdown need not wait for the holder.
+    pub(crate) fn workless(mut self) -> Self {
+        self.options.workless = true;
+        self
+    }
+
     /// Waits at most this long for the name; for ever unless set. Zero asks the store once.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.options.wait = Some(wait);

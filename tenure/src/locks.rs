@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::election::Election;
 use crate::elector::Elector;
-use crate::engine::{CALL_LIMIT, Message, Shared, Starting, Unreleased};
+use crate::engine::{CALL_LIMIT, Leavings, Message, Shared, Starting, Unreleased};
 use crate::error::{Error, Result};
 use crate::event::Events;
 use crate::guard::{Held, Status};
@@ -320,12 +320,16 @@ impl Locks {
     }
 
     /// Ends it all in order: no new acquires; every holder is told ([`Status::Closing`]) and has `within` to release,
-    /// while renewal goes on; then what is left is released. Returns what could not be. A second shutdown that leaves less time
+    /// while renewal goes on; then what is left is released. [Members](Locks::members) leave at once. Returns what could not be released. A second shutdown that leaves less time
     /// shortens the first.
     ///
     /// # Cancel safety
     /// Once polled, the shutdown goes on even if this is dropped.
     pub async fn shutdown(&self, within: Duration) -> Vec<Unreleased> {
+        self.end_all(within).await.1
+    }
+
+    pub(crate) async fn end_all(&self, within: Duration) -> Leavings {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Message::Shutdown { within, reply });
         answer.await.unwrap_or_default()

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::Moment;
 use crate::error::{Error, Result};
-use crate::guard::{Guard, LostSignal};
+use crate::guard::{Guard, LostSignal, Status};
 use crate::lock::{Acquire, Lock};
 use crate::locks::Locks;
 use crate::options::limits;
@@ -69,7 +69,8 @@ impl Locks {
 /// The members of a group. Made by [`Locks::members`]; cheap to clone.
 ///
 /// A member is a held name, `group/members/<id>`, and its data. It is renewed by itself, on Tenure's own thread: so it says that
-/// the process is alive and reaches the store, not that its tasks make progress.
+/// the process is alive and reaches the store, not that its tasks make progress. It leaves as soon as a [shutdown](Locks::shutdown) begins:
+/// others are not to turn to a process that is about to end.
 #[derive(Clone, Debug)]
 pub struct Members {
     locks: Locks,
@@ -97,7 +98,7 @@ impl Members {
     }
 
     pub(crate) fn join_as(&self, id: String, data: &(impl Serialize + ?Sized)) -> Join {
-        let lock = self.locks.lock(self.prefix() + &id).data(data);
+        let lock = self.locks.lock(self.prefix() + &id).data(data).workless();
         Join { refused: checked_group(&self.group).err(), lock, id }
     }
 
@@ -204,7 +205,7 @@ impl Membership {
 
     /// Whether it stands at this moment, by this machine's clock; no I/O.
     pub fn is_member(&self) -> bool {
-        self.guard.is_held()
+        !matches!(self.guard.status(), Status::Released | Status::Lost(_))
     }
 
     /// Resolves when the membership is lost: others count this member as gone. Join again to be back, under another id.
@@ -218,12 +219,14 @@ impl Membership {
     /// Leaves, and waits until the store has it.
     ///
     /// # Errors
-    /// As [`Guard::release`].
+    /// As [`Guard::release`]: [`Error::Closed`] after a shutdown has begun, which leaves by itself.
     ///
     /// # Cancel safety
     /// The leave is under way as soon as this is called; dropping the future does not stop it.
     pub fn leave(self) -> impl Future<Output = Result<()>> + Send + 'static {
-        self.guard.release()
+        let has_left = matches!(self.guard.status(), Status::Released);
+        let left = self.guard.release();
+        async move { if has_left { Err(Error::Closed) } else { left.await } }
     }
 }
 

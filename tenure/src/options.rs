@@ -35,6 +35,8 @@ pub(crate) struct Options {
     pub wait: Option<Duration>,
     pub data: Result<Option<Arc<str>>, String>,
     pub refuse_reentry: bool,
+    /// Nobody is at work under the name: a shutdown releases it at once.
+    pub workless: bool,
 }
 
 impl Default for Options {
@@ -48,6 +50,7 @@ impl Default for Options {
             wait: None,
             data: Ok(None),
             refuse_reentry: false,
+            workless: false,
         }
     }
 }
@@ -62,6 +65,7 @@ pub(crate) struct Plan {
     pub max_hold: Option<Duration>,
     pub data: Option<Arc<str>>,
     pub refuse_reentry: bool,
+    pub workless: bool,
 }
 
 impl Options {
@@ -85,6 +89,7 @@ impl Options {
             max_hold: self.max_hold,
             data: checked_data(self.data)?,
             refuse_reentry: self.refuse_reentry,
+            workless: self.workless,
         })
     }
 
@@ -128,7 +133,7 @@ fn at_least(what: &str, time: Option<Duration>, least: Duration) -> Result<()> {
 
 fn twice(what: &str, every: Option<Duration>, ttl: Duration) -> Result<()> {
     match every {
-        Some(every) if ttl < 2 * every => Err(Error::invalid(
+        Some(every) if ttl < every.saturating_mul(2) => Err(Error::invalid(
             "ttl",
             format!("({ttl:?}) must be at least twice {what} ({every:?}): raise ttl or lower {what}"),
         )),
@@ -234,6 +239,7 @@ mod tests {
         assert!(why(|o| o.ttl = 25 * 3600 * SECOND).contains("24h"));
         assert!(why(|o| o.max_hold = Some(Duration::ZERO)).contains("max_hold"));
         assert!(why(|o| o.grace = Duration::MAX).contains("grace"));
+        assert!(why(|o| o.renew_every = Some(Duration::MAX)).contains("renew_every"));
         assert!(Options::default().check(60 * SECOND).is_err(), "below the store's own floor");
     }
 

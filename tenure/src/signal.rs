@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::engine::Unreleased;
-use crate::event::{Event, EventKind, Events, Next};
-use crate::guard::{Lost, Why};
+use crate::guard::Lost;
 use crate::locks::Locks;
 
 /// How a shutdown by [`shutdown_on_signal`] went. If both lists are empty, everything came to its end in order.
@@ -25,7 +24,7 @@ pub struct Shutdown {
 ///
 /// From then on nothing new is acquired; holders and tasks are told ([`Status::Closing`](crate::Status::Closing),
 /// [`Term::cancelled`](crate::Term::cancelled)) and have `within` to end, while renewal goes on; each name is released as soon as its
-/// holder lets go. What is left then is released too. A second signal ends the wait at once.
+/// holder lets go; members leave at once. What is left then is released too. A second signal ends the wait at once.
 ///
 /// The signals are caught from this call on, for the rest of the process's life: await the future, and end the program after it.
 ///
@@ -64,8 +63,7 @@ pub fn shutdown_on_signal(
 }
 
 async fn shut_down(locks: &Locks, within: Duration) -> Shutdown {
-    let events = locks.events();
-    let (unreleased, cut_off) = tokio::join!(locks.shutdown(within), taken_away(events));
+    let (cut_off, unreleased) = locks.end_all(within).await;
     Shutdown { cut_off, unreleased }
 }
 
@@ -75,17 +73,6 @@ async fn hurry(locks: &Locks, signals: &mut Signals) {
     locks.shutdown(Duration::ZERO).await;
     // The first one answers.
     pending().await
-}
-
-/// What is taken from its holders, until the engine has ended.
-async fn taken_away(mut events: Events) -> Vec<Lost> {
-    let mut taken = Vec::new();
-    while let Some(next) = events.next().await {
-        if let Next::Event(Event { name, token: Some(token), kind: EventKind::Lost(why @ Why::Closed) }) = next {
-            taken.push(Lost { name, token, why });
-        }
-    }
-    taken
 }
 
 struct Signals {

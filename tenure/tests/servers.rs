@@ -120,6 +120,7 @@ const ON_SQL: &[Test] = tests! {
         many_that_start_at_once_make_the_table_together,
     }
     tables {
+        a_token_ahead_of_the_clock_still_rises,
         a_dropped_table_is_told_at_once_and_recovered_from,
         rights_on_the_table_are_enough,
         a_role_that_lacks_a_right_is_told_which,

@@ -41,9 +41,9 @@ pub async fn lead(args: &Lead, globals: &Globals) -> Result<u8> {
             signal = signals.next_ending() => return Ok(exit::by_signal(signal.as_raw())),
             won = campaign(&locks, &args.hold, news) => won,
         };
-        let began = Instant::now();
-        match won {
+        let pause = match won {
             Ok((guard, events)) => {
+                let began = Instant::now();
                 // A CMD that handles ctrl-C and ends would be started again, for ever.
                 let keyboard = Keyboard::Shared;
                 let job = Job { command: &args.hold.command, ttl: args.hold.ttl, keyboard, news };
@@ -52,14 +52,19 @@ pub async fn lead(args: &Lead, globals: &Globals) -> Result<u8> {
                     return last(outcome);
                 }
                 tell(&outcome, args, news);
+                pauses.after(began.elapsed())
             }
-            Err(error) if error.is_transient() => news.warn(&format!("can't campaign for {}: {error}", args.hold.name)),
+            // It was tried for a TTL, and is to be noticed soon when the store is back.
+            Err(error) if error.is_transient() => {
+                news.warn(&format!("can't campaign for {}: {error}", args.hold.name));
+                FIRST_PAUSE
+            }
             Err(error) => return Err(error.into()),
-        }
+        };
         tokio::select! {
             biased;
             signal = signals.next_ending() => return Ok(exit::by_signal(signal.as_raw())),
-            () = sleep(pauses.after(began.elapsed())) => {}
+            () = sleep(pause) => {}
         }
     }
 }

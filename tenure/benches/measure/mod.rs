@@ -1,8 +1,5 @@
 //! What the benchmarks have in common.
 
-#[allow(dead_code)]
-pub mod hands;
-
 use std::time::Instant;
 
 use tenure::Locks;
@@ -23,24 +20,4 @@ async fn cycle(locks: Locks, name: String, count: usize) {
         let guard = locks.lock(&name).await.expect("the name is free");
         guard.release().await.expect("it is held");
     }
-}
-
-/// The median, and the range.
-pub struct Spread(pub Vec<f64>);
-
-impl std::fmt::Display for Spread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        let digits = if sorted[0] < 100.0 { 1 } else { 0 };
-        let (least, most) = (sorted[0], sorted[sorted.len() - 1]);
-        write!(f, "{:.digits$} ({least:.digits$} to {most:.digits$})", sorted[sorted.len() / 2])
-    }
-}
-
-#[allow(dead_code)]
-pub fn median(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }

@@ -48,7 +48,7 @@ pub(super) fn judge(history: &History, least: usize) {
 }
 
 /// Makes calls fail, each in another way.
-async fn nemesis(stores: &[Faulty]) {
+pub(super) async fn nemesis(stores: &[Faulty]) {
     let until = Instant::now() + TIME;
     while Instant::now() < until {
         // One at a time: they would pile up, and nothing happen any more.

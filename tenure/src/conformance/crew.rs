@@ -45,19 +45,19 @@ impl Drop for Belief {
 }
 
 /// An instance at work; it is dropped with this, as if its future were.
-struct Instance {
-    locks: Locks,
-    handle: Handle,
-    work: JoinHandle<Result<()>>,
+pub(super) struct Instance {
+    pub locks: Locks,
+    pub handle: Handle,
+    pub work: JoinHandle<Result<()>>,
 }
 
 impl Instance {
-    fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.handle.report().mine.len()
     }
 
     /// Stops it in order.
-    async fn stop(mut self) {
+    pub async fn stop(mut self) {
         self.handle.stop();
         let ended = soon("the end of a crew", &mut self.work).await.expect("a crew does not panic");
         ended.expect("a crew that was stopped has not failed");
@@ -71,37 +71,37 @@ impl Drop for Instance {
 }
 
 /// Instances that share the same tasks.
-struct Site<'a> {
-    subject: &'a Subject,
-    group: String,
-    tasks: Vec<String>,
-    ttl: Duration,
+pub(super) struct Site<'a> {
+    pub subject: &'a Subject,
+    pub group: String,
+    pub tasks: Vec<String>,
+    pub ttl: Duration,
     history: History,
     started: AtomicUsize,
 }
 
 impl<'a> Site<'a> {
-    fn new(subject: &'a Subject, tasks: usize) -> Self {
+    pub fn new(subject: &'a Subject, tasks: usize) -> Self {
         let tasks = (0..tasks).map(|task| format!("task-{task:02}")).collect();
         let (group, ttl) = (subject.prefix() + "crew", 5 * subject.ttl());
         Self { subject, group, tasks, ttl, history: History::new(), started: AtomicUsize::new(0) }
     }
 
-    fn crew(&self, locks: &Locks) -> Crew {
+    pub fn crew(&self, locks: &Locks) -> Crew {
         locks.crew(self.group.as_str()).tasks(self.tasks.clone()).ttl(self.ttl).round(ROUND).settle(SETTLE)
     }
 
     /// An instance whose workers end as soon as they are told to.
-    async fn start(&self, capacity: u32) -> Instance {
+    pub async fn start(&self, capacity: u32) -> Instance {
         self.start_with(capacity, Duration::ZERO, LONG).await
     }
 
     /// An instance whose workers go on for some time after they were told to stop.
-    async fn start_with(&self, capacity: u32, linger: Duration, stop_within: Duration) -> Instance {
+    pub async fn start_with(&self, capacity: u32, linger: Duration, stop_within: Duration) -> Instance {
         self.start_on(self.subject.connect().await, capacity, linger, stop_within)
     }
 
-    fn start_on(&self, locks: Locks, capacity: u32, linger: Duration, stop_within: Duration) -> Instance {
+    pub fn start_on(&self, locks: Locks, capacity: u32, linger: Duration, stop_within: Duration) -> Instance {
         let crew = self.crew(&locks).capacity(capacity).stop_within(stop_within);
         let (handle, history) = (crew.handle(), self.history.clone());
         let holder: Arc<str> = self.started.fetch_add(1, Ordering::Relaxed).to_string().into();
@@ -117,7 +117,7 @@ impl<'a> Site<'a> {
     }
 
     /// Waits until each instance has as many tasks as is said, and nothing else is about to move.
-    async fn shared_out(&self, instances: &[&Instance], counts: &[usize]) {
+    pub async fn shared_out(&self, instances: &[&Instance], counts: &[usize]) {
         let until = Instant::now() + SHARING;
         let now = || instances.iter().map(|instance| instance.count()).collect::<Vec<_>>();
         loop {
@@ -131,6 +131,16 @@ impl<'a> Site<'a> {
         }
     }
 
+    /// Waits until so many tasks are held, by the store's word.
+    pub async fn listed_as(&self, count: usize) {
+        let listed = async {
+            while self.listed().await != count {
+                sleep(TICK).await;
+            }
+        };
+        assert!(timeout(SHARING, listed).await.is_ok(), "{count} tasks are not held after {SHARING:?}");
+    }
+
     /// How many tasks are held, by the store's word.
     async fn listed(&self) -> usize {
         let locks = self.subject.connect().await;
@@ -138,11 +148,11 @@ impl<'a> Site<'a> {
     }
 
     /// How often a worker was started.
-    fn starts(&self) -> usize {
+    pub fn starts(&self) -> usize {
         self.history.operations().iter().filter(|operation| matches!(operation.what, What::Granted(_))).count()
     }
 
-    fn check_history(&self) {
+    pub fn check_history(&self) {
         let mut operations = self.history.operations();
         operations.sort_by_key(|operation| operation.at);
         assert_eq!(super::check(&operations), Verdict::Ok, "a task ran twice at a time, or with an older token");
@@ -174,7 +184,7 @@ pub async fn a_crew_shares_its_tasks_out_as_members_come_and_go(subject: &Subjec
     site.check_history();
 }
 
-async fn until(what: &str, condition: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, condition: impl Fn() -> bool) {
     let met = async {
         while !condition() {
             sleep(TICK).await;

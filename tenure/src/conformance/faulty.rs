@@ -24,11 +24,13 @@ pub enum Call {
     Renew,
     /// [`Store::release`].
     Release,
+    /// [`Store::list`]; it has no entries.
+    List,
 }
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Claim, Self::Renew, Self::Release];
+    pub const ALL: [Self; 4] = [Self::Claim, Self::Renew, Self::Release, Self::List];
 }
 
 /// What becomes of a call.
@@ -71,7 +73,6 @@ pub struct Faulty {
 struct State {
     lanes: HashMap<Call, Lane>,
     opened: bool,
-    lists: u64,
     under_way: HashMap<Name, Call>,
     breaches: Vec<String>,
 }
@@ -167,7 +168,7 @@ impl Faulty {
 
     /// How many lists were asked for, page by page.
     pub fn lists(&self) -> u64 {
-        self.state().lists
+        self.calls(Call::List)
     }
 
     /// Waits until this many calls of this kind have arrived, from the beginning.
@@ -353,8 +354,8 @@ impl Store for Faulty {
     }
 
     async fn list(&self, page: &Page) -> Result<Vec<Record>> {
-        self.state().lists += 1;
-        self.store.list(page).await
+        let (store, page) = (self.store.clone(), page.clone());
+        self.carry_out(Call::List, Vec::new(), Box::pin(async move { store.list(&page).await })).await
     }
 
     async fn prune(&self, idle: Duration) -> Result<u64> {

@@ -54,6 +54,29 @@ pub async fn a_member_is_listed_until_it_leaves(subject: &Subject) {
     until_gone(&seen, &two, SOON).await;
 }
 
+/// A member leaves as soon as a shutdown begins, which does not wait for it; whoever has work has its time all the same.
+pub async fn a_member_leaves_when_a_shutdown_begins(subject: &Subject) {
+    let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
+    let members = group(subject, &locks);
+    let seen = other.members(members.group());
+    let join = || async { soon("a join", members.join("me").ttl(LONG).into_future()).await.expect("anybody can join") };
+    let (kept, left, guard) = (join().await, join().await, super::support::hold(&locks, &name).await);
+    let mut watch = guard.watch();
+    let shutdown = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.end_all(LONG).await }
+    });
+    soon("word of the shutdown", watch.changed()).await;
+    until_gone(&seen, kept.id(), SOON).await;
+    until_gone(&seen, left.id(), SOON).await;
+    assert!(!kept.is_member() && guard.is_held() && !shutdown.is_finished());
+    let again = soon("an answer", left.leave()).await;
+    assert!(matches!(again, Err(Error::Closed)), "left twice: {again:?}");
+    drop(guard);
+    let (cut_off, unreleased) = soon("the shutdown", shutdown).await.expect("no panic");
+    assert!(cut_off.is_empty() && unreleased.is_empty(), "{cut_off:?} {unreleased:?}");
+}
+
 /// A member that reaches the store no more is told so, and is gone for others when its term is over.
 pub async fn a_member_that_is_cut_off_is_told_and_gone_after_its_ttl(subject: &Subject) {
     let ((locks, store), other) = (subject.connect_faulty().await, subject.connect().await);

@@ -314,7 +314,9 @@ pub async fn an_elector_refuses_bad_input(subject: &Subject) {
 pub async fn a_spawner_runs_the_tasks(subject: &Subject) {
     let (_locks, elector, name) = elector(subject).await;
     let (put, mut tasks) = mpsc::unbounded_channel();
+    let (tell, mut told) = mpsc::unbounded_channel();
     let elector = elector.spawner(move |task| drop(put.send(task)));
+    let elector = elector.on_end(move |key, ending| drop(tell.send((key.to_owned(), ending.clone()))));
     must_win(&elector, "a", |_| async {}).await;
     let other = subject.connect().await;
     assert!(is_closed_to(&other, &name).await, "free before its task was run");
@@ -325,4 +327,7 @@ pub async fn a_spawner_runs_the_tasks(subject: &Subject) {
     drop(tasks.try_recv().expect("the spawner was given the task"));
     is_free(&other, &name, "after its task was dropped").await;
     assert!(elector.holding().is_empty());
+    let ends = [told.try_recv(), told.try_recv()];
+    let [Ok((one, Ending::Done)), Ok((other, Ending::CutOff))] = &ends else { panic!("told of {ends:?}") };
+    assert_eq!([one, other], ["a", "a"]);
 }

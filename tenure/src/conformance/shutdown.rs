@@ -11,6 +11,9 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::{Lost, Status, Why};
 
+/// More than there is room for in any queue of events.
+const MANY: usize = 5000;
+
 /// A shutdown tells every holder, waits for its release, and goes on renewing meanwhile; nobody is turned out early.
 pub async fn shutdown_tells_holders_and_waits_for_them(subject: &Subject) {
     let (locks, other, name) = (subject.connect().await, subject.connect().await, subject.name());
@@ -72,6 +75,26 @@ pub async fn shutdown_releases_what_is_left(subject: &Subject) {
     for name in &names {
         free_for(&other, name, "after a shutdown").await;
     }
+}
+
+/// A shutdown says what it took from its holders, however much that is; not what they released in time, or had lost before.
+pub async fn shutdown_says_what_was_cut_off(subject: &Subject) {
+    let (locks, name) = (subject.connect().await, subject.name());
+    let lost = hold(&locks, &name).await;
+    soon("an eviction", locks.evict(&name, "an operator")).await.expect("a name can be evicted");
+    soon("the loss", lost.lost()).await;
+    let names = subject.names(MANY);
+    let asked: Vec<_> = names.iter().map(|name| tokio::spawn(locks.lock(name).ttl(LONG).into_future())).collect();
+    let mut guards = Vec::new();
+    for acquire in asked {
+        guards.push(soon("a grant", acquire).await.expect("no panic").expect("a free name is granted"));
+    }
+    drop(guards.pop());
+    let (mut cut_off, unreleased) = soon("a shutdown", locks.end_all(Duration::from_millis(100))).await;
+    assert!(unreleased.is_empty(), "a shutdown says that {unreleased:?} could not be released");
+    cut_off.sort_by(|one, other| one.name.cmp(&other.name));
+    let cut_off: Vec<_> = cut_off.iter().map(|lost| (&lost.name, lost.token)).collect();
+    assert!(cut_off == guards.iter().map(|guard| (guard.name(), guard.token())).collect::<Vec<_>>(), "{cut_off:?}");
 }
 
 /// A second shutdown that leaves less time shortens the first.

@@ -10,7 +10,7 @@ use super::plan::{Look, Plan, Planner};
 use super::pool::Pool;
 use super::view::{Card, Sign, View};
 use super::{CrewMember, Report, Setup};
-use crate::elector::without_panic;
+use crate::elector::{caught, without_panic};
 use crate::engine::jittered;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Status, Why};
@@ -43,27 +43,39 @@ struct Run<S, T> {
     wishes: u64,
     /// Whether the last look failed.
     blind: bool,
+    /// Whether the end of the engine, or of a shutdown's time, took a task from its worker.
+    cut_off: bool,
     report: Report,
 }
 
+/// Whether a worker was cut off by the end of the engine.
+struct CutOff(bool);
+
 /// Works until it is to stop.
 pub(super) async fn run<W: Future<Output = ()>>(setup: Setup, mut work: impl FnMut(String, Term) -> W) -> Result<()> {
-    let _ended = Ended(setup.control.report.clone());
     let (limit, locks) = (setup.stop_within, setup.locks.clone());
     let start = |keeper: Keeper| {
         let term = keeper.term();
-        tend(work(term.key().to_owned(), term), keeper, limit, locks.clone())
+        let worker = caught(|| work(term.key().to_owned(), term));
+        tend(worker, keeper, limit, locks.clone())
     };
     let planner = Planner::new(setup.settle);
-    let (workers, claims, mine) = (Pool::new(), Pool::new(), BTreeMap::new());
-    Run { setup, start, workers, claims, mine, planner, wishes: 0, blind: false, report: Report::default() }.run().await
+    let (workers, claims, mine, report) = (Pool::new(), Pool::new(), BTreeMap::new(), Report::default());
+    let (wishes, blind, cut_off) = (0, false, false);
+    Run { setup, start, workers, claims, mine, planner, wishes, blind, cut_off, report }.run().await
 }
 
 /// Runs a worker, and frees its name when it has ended: not before, and also if this is dropped.
-async fn tend(work: impl Future<Output = ()>, keeper: Keeper, limit: Duration, locks: Locks) {
+async fn tend<W>(worker: Result<W, String>, keeper: Keeper, limit: Duration, locks: Locks) -> CutOff
+where
+    W: Future<Output = ()>,
+{
     let term = keeper.term();
-    match keeper.run(without_panic(|| work), limit).await {
-        Ran::Lost(lost) => return tracing::warn!(target: "tenure::recipe", %lost, "a worker was dropped"),
+    match keeper.run(async { without_panic(worker?).await }, limit).await {
+        Ran::Lost(lost) => {
+            tracing::warn!(target: "tenure::recipe", %lost, "a worker was dropped");
+            return CutOff(matches!(lost.why, Why::Closed));
+        }
         Ran::CutOff => tracing::warn!(target: "tenure::recipe", name = %term.name(), "a worker was cut off"),
         Ran::Done(ended) => {
             if let Err(panic) = ended {
@@ -77,25 +89,35 @@ async fn tend(work: impl Future<Output = ()>, keeper: Keeper, limit: Duration, l
     }
     // Tried until the term is over: then it is free, too.
     let _ = keeper.release().await;
+    CutOff(false)
 }
 
-impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
+impl<S: FnMut(Keeper) -> T, T: Future<Output = CutOff>> Run<S, T> {
     async fn run(mut self) -> Result<()> {
-        let stop = self.setup.control.clone();
+        let control = self.setup.control.clone();
         let mut membership = tokio::select! {
             joined = self.join().into_future() => joined?,
-            () = stop.until_stopped() => return Ok(()),
+            () = control.until_stopped() => return Ok(()),
         };
-        while !self.is_to_end(&membership) {
-            if has_lapsed(&membership) {
-                membership = self.join_again(membership).await;
-            }
-            self.look().await?;
-            self.rest(&membership).await;
+        tokio::select! {
+            () = control.until_stopped() => {}
+            () = self.rounds(&mut membership) => {}
         }
-        let closed = is_closed(&membership);
+        self.cut_off = is_closed(&membership);
         self.wind_up(membership).await;
-        if closed { Err(Error::Closed) } else { Ok(()) }
+        if self.cut_off { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Until a shutdown begins, or the engine has ended. May be dropped at any time.
+    async fn rounds(&mut self, membership: &mut Membership) {
+        while !is_closing(membership) {
+            if has_lapsed(membership) && matches!(self.join_again(membership).await, Err(Error::Closed)) {
+                return;
+            }
+            self.heed();
+            self.look().await;
+            self.rest(membership).await;
+        }
     }
 
     fn join(&self) -> Join {
@@ -107,20 +129,13 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
 
     /// Others have counted this member as gone; its tasks are names of their own, and go on. On failure the old, lapsed membership stays for
     /// now.
-    async fn join_again(&mut self, lapsed: Membership) -> Membership {
+    async fn join_again(&mut self, lapsed: &mut Membership) -> Result<()> {
         let join = self.join();
-        match self.meanwhile(join.into_future()).await {
-            Ok(membership) => membership,
-            Err(error) => {
-                tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't join again");
-                lapsed
-            }
-        }
-    }
-
-    fn is_to_end(&self, membership: &Membership) -> bool {
-        let closing = membership.guard.held.is_ending() && !has_lapsed(membership);
-        closing || self.setup.control.wishes().stop
+        let joined = self.meanwhile(join.into_future()).await.inspect_err(|error| {
+            tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't join again");
+        });
+        *lapsed = joined?;
+        Ok(())
     }
 
     /// Drives claims and workers while waiting for something else.
@@ -130,7 +145,7 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
             tokio::select! {
                 output = &mut other => return output,
                 (task, claimed) = self.claims.next() => self.claimed(task, claimed),
-                (task, ()) = self.workers.next() => self.ended(&task),
+                (task, cut_off) = self.workers.next() => self.ended(&task, cut_off),
             }
         }
     }
@@ -140,25 +155,36 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
         let (locks, control, wishes) = (self.setup.locks.clone(), self.setup.control.clone(), self.wishes);
         // Instances that were started together need not ask together for ever.
         let round = jittered(self.setup.round);
+        // One that lapsed, and could not be had again, is tried for again in the next round.
+        let lapsed = has_lapsed(membership);
         self.meanwhile(async {
             tokio::select! {
-                // An engine that has ended is noticed by the next look.
+                // An engine that has ended is told as the membership's loss.
                 _ = locks.pause(round) => {}
                 () = control.other_than(wishes) => {}
-                () = membership.guard.held.until(|held| held.is_ending().then_some(())) => {}
+                () = membership.guard.held.until(|held| held.is_ending().then_some(())), if !lapsed => {}
             }
         })
         .await;
     }
 
-    async fn look(&mut self) -> Result<()> {
+    /// Takes the wishes in. Removed tasks are stopped, whether or not the store can be seen.
+    fn heed(&mut self) {
+        let control = self.setup.control.clone();
+        let wishes = control.wishes();
+        self.wishes = wishes.count;
+        let removed: Vec<String> = self.mine.keys().filter(|task| !wishes.tasks.contains(*task)).cloned().collect();
+        drop(wishes);
+        removed.iter().for_each(|task| self.stop(task));
+    }
+
+    async fn look(&mut self) {
         let (locks, prefix) = (self.setup.locks.clone(), format!("{}/", self.setup.group));
         let blind = match self.meanwhile(locks.list(prefix)).await {
             Ok(records) => {
                 self.act(&records);
                 None
             }
-            Err(Error::Closed) => return Err(Error::Closed),
             // Workers go on while their names are held; who is lost is told without the store.
             Err(error) => Some(error),
         };
@@ -167,25 +193,19 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
             tracing::warn!(target: "tenure::recipe", group = self.setup.group, %error, "can't look");
         }
         self.blind = blind.is_some();
-        Ok(())
     }
 
     fn act(&mut self, records: &[Record]) {
         let look = self.see(View::read(records, &self.setup.group));
         let plan = self.planner.plan(&look);
-        let removed: Vec<String> = self.mine.keys().filter(|task| !look.wanted.contains(*task)).cloned().collect();
-        removed.iter().chain(&plan.give_up).for_each(|task| self.stop(task));
+        plan.give_up.iter().for_each(|task| self.stop(task));
         plan.claim.iter().for_each(|task| self.claim(task));
         self.tell(&look, plan);
     }
 
     /// What the store lists, and what is known better here.
-    fn see(&mut self, view: View) -> Look {
-        let (wanted, count) = {
-            let wishes = self.setup.control.wishes();
-            (wishes.tasks.clone(), wishes.count)
-        };
-        self.wishes = count;
+    fn see(&self, view: View) -> Look {
+        let wanted = self.setup.control.wishes().tasks.clone();
         let me = self.setup.id.clone();
         let mut look = Look { me: me.clone(), members: view.members, held: view.held, wanted, ..Look::default() };
         for (task, mine) in self.mine.iter().filter(|(task, _)| look.wanted.contains(*task)) {
@@ -235,7 +255,8 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
         }
     }
 
-    fn ended(&mut self, task: &str) {
+    fn ended(&mut self, task: &str, CutOff(cut_off): CutOff) {
+        self.cut_off |= cut_off;
         self.mine.remove(task);
         self.publish();
     }
@@ -263,36 +284,32 @@ impl<S: FnMut(Keeper) -> T, T: Future<Output = ()>> Run<S, T> {
 
     /// Workers are told, and each task is released when its worker has ended. The membership goes first: others are not to
     /// leave what becomes free to this member.
-    async fn wind_up(mut self, membership: Membership) {
+    async fn wind_up(&mut self, membership: Membership) {
         self.claims.clear();
         self.mine.retain(|_, mine| !matches!(mine, Mine::Claiming));
         let tasks: Vec<String> = self.mine.keys().cloned().collect();
         tasks.iter().for_each(|task| self.stop(task));
         let leave = membership.leave();
         while !self.workers.is_empty() {
-            let (task, ()) = self.workers.next().await;
-            self.ended(&task);
+            let (task, cut_off) = self.workers.next().await;
+            self.ended(&task, cut_off);
         }
         // It may have been lost; either way this member is gone.
         let _ = leave.await;
     }
 }
 
+/// Whether a shutdown has begun, or the engine has ended.
+fn is_closing(membership: &Membership) -> bool {
+    membership.guard.held.is_ending() && !has_lapsed(membership)
+}
+
 /// Whether the membership was lost, and can be had again.
 fn has_lapsed(membership: &Membership) -> bool {
-    !membership.is_member() && !is_closed(membership)
+    matches!(membership.guard.status(), Status::Lost(_)) && !is_closed(membership)
 }
 
 /// Whether the membership was lost because this process's lock service has ended.
 fn is_closed(membership: &Membership) -> bool {
     matches!(membership.guard.status(), Status::Lost(lost) if matches!(lost.why, Why::Closed))
-}
-
-/// Says, however it ends, that there will be no more reports.
-struct Ended(tokio::sync::watch::Sender<Report>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.send_modify(|report| *report = Report { ended: true, ..Report::default() });
-    }
 }

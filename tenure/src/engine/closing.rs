@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::slot::Slot;
+use super::slot::{Desk, Slot};
 use super::{CALL_LIMIT, Engine};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::guard::{Status, Why};
+use crate::guard::{Lost, Status, Why};
 use crate::record::{Name, Token};
 
 /// A name that a shutdown could not release; it is free when its term has run out.
@@ -24,13 +24,18 @@ pub struct Unreleased {
     pub error: Error,
 }
 
+/// What the end leaves to be told: what was taken from its holder, who did not let go in time, and what could not be released.
+pub(crate) type Leavings = (Vec<Lost>, Vec<Unreleased>);
+
 /// How far the end has come.
+#[derive(Default)]
 pub(super) struct Closing {
     /// Holders have until then; `None` once what they left was taken from them, or if there are no holders.
     holders_until: Option<Moment>,
     /// Releases have until then.
     until: Option<Moment>,
-    replies: Vec<oneshot::Sender<Vec<Unreleased>>>,
+    cut_off: Vec<Lost>,
+    replies: Vec<oneshot::Sender<Leavings>>,
     parting: Vec<blocking::Sender<()>>,
 }
 
@@ -40,22 +45,31 @@ impl Closing {
     }
 }
 
+impl Slot {
+    /// Takes what the holder has left. Says so, unless it was lost or released already.
+    fn cut_off(&mut self, desk: &mut Desk) -> Option<Lost> {
+        let held = self.term.as_ref()?.held.clone();
+        self.tell_lost(Why::Closed, desk);
+        self.release(&held, None, desk);
+        match held.status() {
+            Status::Lost(lost) if matches!(lost.why, Why::Closed) => Some(lost),
+            _ => None,
+        }
+    }
+}
+
 impl Engine {
     /// No new acquires; holders are told, and have until `within` to release.
-    pub(super) fn shut_down(&mut self, within: Duration, reply: oneshot::Sender<Vec<Unreleased>>) {
+    pub(super) fn shut_down(&mut self, within: Duration, reply: oneshot::Sender<Leavings>) {
         let holders_until = Some(self.desk.now + within);
-        self.close(Closing { holders_until, until: None, replies: vec![reply], parting: Vec::new() });
-        self.with_all(|slot, _| {
-            if let Some(term) = &slot.term {
-                term.held.tell(Status::Closing);
-            }
-        });
+        self.close(Closing { holders_until, replies: vec![reply], ..Closing::default() });
+        self.with_all(|slot, desk| slot.begin_to_close(desk));
     }
 
     /// No handle is left, so no holder either: only releases are still under way.
     pub(super) fn part(&mut self, done: Option<blocking::Sender<()>>) {
         let parting = done.into_iter().collect();
-        self.close(Closing { holders_until: None, until: None, replies: Vec::new(), parting });
+        self.close(Closing { parting, ..Closing::default() });
     }
 
     /// The first wish sets the times, and a later one that is in a greater hurry; all wait together.
@@ -79,12 +93,9 @@ impl Engine {
         let Some(closing) = &mut self.closing else { return };
         if closing.holders_until.take_if(|until| *until <= now).is_some() {
             closing.until = Some(now + CALL_LIMIT);
-            self.with_all(|slot, desk| {
-                if let Some(held) = slot.term.as_ref().map(|term| term.held.clone()) {
-                    slot.tell_lost(Why::Closed, desk);
-                    slot.release(&held, None, desk);
-                }
-            });
+            let mut cut_off = Vec::new();
+            self.with_all(|slot, desk| cut_off.extend(slot.cut_off(desk)));
+            self.closing.iter_mut().for_each(|closing| closing.cut_off.append(&mut cut_off));
         }
     }
 
@@ -97,7 +108,7 @@ impl Engine {
         let mut unreleased = std::mem::take(&mut self.desk.unreleased);
         unreleased.extend(self.slots.values().flat_map(|slot| slot.unreleased(&self.desk)));
         for reply in closing.replies {
-            let _ = reply.send(unreleased.clone());
+            let _ = reply.send((closing.cut_off.clone(), unreleased.clone()));
         }
         true
     }

@@ -272,6 +272,16 @@ impl Slot {
         }
     }
 
+    /// A shutdown has begun: the holder is told. Where nobody is at work, there is nobody to wait for.
+    pub(super) fn begin_to_close(&mut self, desk: &Desk) {
+        let Some(term) = &self.term else { return };
+        let held = term.held.clone();
+        match term.plan.workless {
+            true => self.release(&held, None, desk),
+            false => drop(held.tell(Status::Closing)),
+        }
+    }
+
     /// A grant that nobody received, because its asker is gone.
     pub(super) fn give_back(&mut self, ticket: Ticket, desk: &Desk) {
         let Some(term) = self.term.as_ref().filter(|term| term.held.ticket == ticket) else { return };

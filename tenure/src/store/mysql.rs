@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use sqlx::Row as _;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlRow};
 
-use self::link::{Link, raw};
+use self::link::{Answered, Link, raw};
 use self::statements::{PRUNE_ROUND, statement};
 use super::entries::{ClaimEntry, EndedEntry, RenewalEntry, json};
 use super::seen::{Found, Seen, micros, unreadable};
@@ -157,16 +157,33 @@ impl Store for MySqlStore {
 
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let entries = json(STORE, claims.iter().map(ClaimEntry::new))?;
-        let rows = self.link.call(&self.link.statements.claim, entries, claims.len()).await?;
-        let answers = answers(&rows, claims.len())?.into_iter().zip(claims);
-        Ok(answers.map(|(answer, claim)| answer.found(&claim.name)?.outcome()).collect())
+        let Answered { done, rest } = self.link.call(&self.link.statements.claim, entries, claims.len()).await?;
+        let (now, retries) = (now(&done)?, numbers(get(&done, 3)?)?);
+        let mut answers = unanswered(claims.len());
+        for (entry, before) in tokens(get(&done, 0)?)? {
+            let token = if retries.contains(&entry) { before } else { risen(before, now) };
+            answers[entry] = Answer::ours(token);
+        }
+        if let Some((granted, refused)) = rest.split_first() {
+            for (entry, token) in tokens(get(granted, 0)?)? {
+                answers[entry] = Answer::ours(token);
+            }
+            look_at(refused, &mut answers)?;
+        }
+        Ok(answers.into_iter().zip(claims).map(|(answer, claim)| answer.found(&claim.name)?.outcome()).collect())
     }
 
     async fn renew(&self, terms: &[Renewal]) -> Result<Vec<Result<Renewed>>> {
         let entries = json(STORE, terms.iter().map(RenewalEntry::new))?;
-        let rows = self.link.renew(&self.link.statements.renew, entries, terms.len()).await?;
-        let answers = answers(&rows, terms.len())?.into_iter().zip(terms);
-        Ok(answers.map(|(answer, term)| answer.found(&term.name)?.renewed(term)).collect())
+        let Answered { done, rest } = self.link.renew(&self.link.statements.renew, entries, terms.len()).await?;
+        let now = now(&done)?;
+        let mut answers = unanswered(terms.len());
+        for (entry, before) in tokens(get(&done, 0)?)? {
+            let token = if terms[entry].rotate { risen(before, now) } else { before };
+            answers[entry] = Answer::ours(token);
+        }
+        look_at(&rest, &mut answers)?;
+        Ok(answers.into_iter().zip(terms).map(|(answer, term)| answer.found(&term.name)?.renewed(term)).collect())
     }
 
     async fn release(&self, terms: &[Ended]) -> Result<Vec<Result<bool>>> {
@@ -174,14 +191,14 @@ impl Store for MySqlStore {
         let evicts = terms.iter().any(|term| term.evicted_by.is_some());
         let release = if evicts { &statements.evict } else { &statements.release };
         let entries = json(STORE, terms.iter().map(EndedEntry::new))?;
-        let rows = self.link.call(release, entries, terms.len()).await?;
-        let row = rows.first().ok_or_else(|| unreadable(STORE, "no answer"))?;
+        let Answered { done, rest } = self.link.call(release, entries, terms.len()).await?;
         let mut answers: Vec<_> = terms.iter().map(|_| Ok(false)).collect();
-        for entry in numbers(get(row, 1)?)? {
-            answers[entry] = Err(locked(&terms[entry].name));
-        }
-        for entry in numbers(get(row, 0)?)? {
+        for (entry, _) in tokens(get(&done, 0)?)? {
             answers[entry] = Ok(true);
+        }
+        for row in &rest {
+            let entry = entry(get(row, 0)?)?;
+            answers[entry] = Err(locked(&terms[entry].name));
         }
         Ok(answers)
     }
@@ -233,6 +250,10 @@ enum Answer {
 }
 
 impl Answer {
+    fn ours(token: Token) -> Self {
+        Self::Found(Found::Ours(Grant::new(token)))
+    }
+
     fn found(self, name: &Name) -> Result<Found> {
         match self {
             Self::Found(found) => Ok(found),
@@ -241,20 +262,31 @@ impl Answer {
     }
 }
 
-/// What has become of each of `count` entries; a name without a row has been forgotten, or is just being made.
-fn answers(rows: &[MySqlRow], count: usize) -> Result<Vec<Answer>> {
-    let mut answers: Vec<_> = (0..count).map(|_| Answer::Found(Found::Other(None))).collect();
-    let (done, left) = rows.split_first().ok_or_else(|| unreadable(STORE, "no answer"))?;
-    for (entry, token) in tokens(get(done, 0)?)? {
-        answers[entry] = Answer::Found(Found::Ours(Grant::new(token)));
-    }
-    for row in left {
+/// What is to be believed of entries of which nothing was said: a name without a row has been forgotten, or is just
+/// being made.
+fn unanswered(count: usize) -> Vec<Answer> {
+    (0..count).map(|_| Answer::Found(Found::Other(None))).collect()
+}
+
+/// Takes in the rows of names that are not the asker's.
+fn look_at(rows: &[MySqlRow], answers: &mut [Answer]) -> Result<()> {
+    for row in rows {
         let json: Option<&str> = get(row, 1)?;
         let seen = json.map(seen).transpose()?;
         answers[entry(get(row, 0)?)?] =
             seen.map_or(Answer::Locked, |seen| Answer::Found(Found::Other(Some(Box::new(seen)))));
     }
-    Ok(answers)
+    Ok(())
+}
+
+/// The token that a row gets, as the server works it out from the one before.
+fn risen(before: Token, now: u64) -> Token {
+    Token(now.max(before.0 + 1))
+}
+
+/// The server's clock, at a call.
+fn now(done: &MySqlRow) -> Result<u64> {
+    get::<&str>(done, 1)?.parse().map_err(|error| unreadable(STORE, error))
 }
 
 /// The entries and tokens in a list of both: `1 1794771390759693,3 1794771390759693`.

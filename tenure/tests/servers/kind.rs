@@ -95,8 +95,8 @@ impl Kind {
             in_clear: "ssl-mode=DISABLED",
             verified: "ssl-mode=VERIFY_IDENTITY",
             authority: "ssl-ca",
-            // The names are sent ahead of it.
-            claim_request: |_| "@tenure_new".into(),
+            // The names are sent ahead; new ones are inserted by the second text.
+            claim_request: |_| "@tenure_left".into(),
             start: |settings| Running::MariaDb(MariaDb::start_with(settings).unwrap()),
             pooler: OnceLock::new(),
             shared: OnceLock::new(),

@@ -1,11 +1,12 @@
 //! The table, and the rights to it.
 
 use tenure::store::url::store_at;
-use tenure::{Error, Why};
+use tenure::{Error, EventKind, Why};
 
 use super::kind::Kind;
 use super::support::{
-    LONG, Raw, SECOND, as_user, connect, free_for, hold, is_closed_to, renewed, soon, unique, with, within,
+    LONG, News, Raw, SECOND, TABLE, as_user, connect, free_for, frees, hold, is_closed_to, renewed, soon, unique, with,
+    within,
 };
 
 const RIGHTS: [&str; 4] = ["select", "insert", "update", "delete"];
@@ -35,6 +36,24 @@ fn says_what_is_wrong_with_the_table(error: &Error) {
     assert!(matches!(error, Error::Store { transient: false, .. }), "{error:?}");
     let said = error.to_string();
     assert!(said.contains("no table") && said.contains("dropped_"), "{said}");
+}
+
+/// After a fail-over to a server whose clock is behind: tokens rise by one, and what is told is what is stored.
+pub async fn a_token_ahead_of_the_clock_still_rises(kind: &Kind) {
+    let (url, name) = (kind.shared().url(), unique("ahead"));
+    let locks = connect(&url).await;
+    let token = hold(&locks, &name, 30 * SECOND).await.token().0;
+    frees(&locks, &name, "").await;
+    let ahead = token + 3_600_000_000;
+    let mut operator = Raw::to(&url).await;
+    operator.run(format!("update {TABLE} set token = {ahead} where name = '{name}'")).await;
+    let rotating = locks.lock(&name).ttl(3 * SECOND).renew_every(SECOND / 4).rotate_every(SECOND);
+    let guard = soon("a free name is granted", rotating).await.unwrap();
+    assert_eq!(guard.token().0, ahead + 1);
+    assert_eq!(locks.get(&name).await.unwrap().expect("the name is held").token.0, ahead + 1);
+    let mut news = News::of(&locks);
+    let rotated = news.next(&name, |kind| matches!(kind, EventKind::TokenRotated(_))).await;
+    assert_eq!(rotated.token.map(|token| token.0), Some(ahead + 2));
 }
 
 /// Once the table is there.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlRow};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, Row as _};
 
-use super::statements::{ENTRIES, IDLE, SETUP, Statement, Statements};
+use super::statements::{Call, ENTRIES, IDLE, SETUP, Statements};
 use super::{CALLS, STORE, Table};
 use crate::error::{Error, Result};
 use crate::store::lanes::{Failed, Lane, why_unconnected};
@@ -18,6 +18,14 @@ const OLDEST_MARIADB: (u32, u32, u32) = (10, 6, 0);
 
 /// What a packet has besides the entries, amply.
 const PACKET_HEAD: usize = 1024;
+
+/// What was said to a call.
+pub(super) struct Answered {
+    /// Of the entries that all went well with.
+    pub done: MySqlRow,
+    /// Of the others, if there are any.
+    pub rest: Vec<MySqlRow>,
+}
 
 /// Connections to one server.
 pub(super) struct Link {
@@ -113,36 +121,45 @@ impl Link {
         Ok(())
     }
 
-    /// Carries out `text` for `count` entries, which are one JSON array.
-    pub async fn call(&self, text: &Arc<str>, entries: String, count: usize) -> Result<Vec<MySqlRow>> {
-        self.carry_out(&self.main, text, entries, count).await
+    /// Makes a call for `count` entries, which are one JSON array.
+    pub async fn call(&self, call: &Call, entries: String, count: usize) -> Result<Answered> {
+        self.carry_out(&self.main, call, entries, count).await
     }
 
     /// The same on the connection for renewals.
-    pub async fn renew(&self, text: &Arc<str>, entries: String, count: usize) -> Result<Vec<MySqlRow>> {
-        self.carry_out(&self.renewals, text, entries, count).await
+    pub async fn renew(&self, call: &Call, entries: String, count: usize) -> Result<Answered> {
+        self.carry_out(&self.renewals, call, entries, count).await
     }
 
     async fn carry_out(
         &self,
         lane: &Lane<MySqlConnection>,
-        text: &Arc<str>,
+        call: &Call,
         entries: String,
         count: usize,
-    ) -> Result<Vec<MySqlRow>> {
+    ) -> Result<Answered> {
         if entries.len() > self.room.load(Ordering::Relaxed) {
             // Not transient: the caller tries again with fewer.
             return Err(self.refuse("takes no packet of that size: raise its max_allowed_packet"));
         }
-        let bind = sqlx::query(ENTRIES).bind(entries).bind(i64::try_from(count).unwrap_or(i64::MAX));
-        self.fetch(lane, Some(bind), raw(text)).await.map_err(|error| self.failed(error, count))
+        let said = self.on(lane, async |connection| {
+            let bind = sqlx::query(ENTRIES).bind(entries).bind(i64::try_from(count).unwrap_or(i64::MAX));
+            bind.execute(&mut *connection).await?;
+            let done = raw(&call.text).fetch_one(&mut *connection).await?;
+            let is_all = !done.try_get_unchecked::<bool, _>(2)?;
+            let rest = if is_all { Vec::new() } else { raw(&call.rest).fetch_all(connection).await? };
+            Ok(Answered { done, rest })
+        });
+        said.await.map_err(|error| self.failed(error, count))
     }
 
     /// Carries out the statement that forgets unused names.
     pub async fn prune(&self, idle: i64) -> Result<Vec<MySqlRow>> {
-        let bind = sqlx::query(IDLE).bind(idle);
-        let pruned = self.fetch(&self.main, Some(bind), raw(&self.statements.prune)).await;
-        pruned.map_err(|error| self.failed(error, 1))
+        let pruned = self.on(&self.main, async |connection| {
+            sqlx::query(IDLE).bind(idle).execute(&mut *connection).await?;
+            raw(&self.statements.prune).fetch_all(connection).await
+        });
+        pruned.await.map_err(|error| self.failed(error, 1))
     }
 
     /// A statement that only reads: if it fails because a connection was broken, it is made again.
@@ -150,28 +167,25 @@ impl Link {
     where
         Q: sqlx::Execute<'q, sqlx::MySql> + 'q,
     {
-        match self.fetch(&self.main, None, query()).await {
-            Err(Failed::Broken(_)) => self.fetch(&self.main, None, query()).await,
+        let fetch = async || self.on(&self.main, async |connection| connection.fetch_all(query()).await).await;
+        match fetch().await {
+            Err(Failed::Broken(_)) => fetch().await,
             fetched => fetched,
         }
         .map_err(|error| self.failed(error, 1))
     }
 
     /// After an error of any kind the connection is dropped: a transaction may be open in it.
-    async fn fetch<'q, Q>(
+    async fn on<T>(
         &self,
         lane: &Lane<MySqlConnection>,
-        bind: Option<Statement<'_>>,
-        query: Q,
-    ) -> Result<Vec<MySqlRow>, Failed>
-    where
-        Q: sqlx::Execute<'q, sqlx::MySql> + 'q,
-    {
+        call: impl AsyncFnOnce(&mut MySqlConnection) -> sqlx::Result<T>,
+    ) -> Result<T, Failed> {
         let mut taken = lane.take(self.connect()).await.map_err(Failed::Connect)?;
-        match fetch(&mut taken.connection, bind, query).await {
-            Ok(rows) => {
+        match call(&mut taken.connection).await {
+            Ok(answer) => {
                 taken.put_back();
-                Ok(rows)
+                Ok(answer)
             }
             Err(error @ sqlx::Error::Database(_)) if !is_end(&error) => Err(Failed::Refused(error)),
             Err(error) => {
@@ -219,20 +233,6 @@ impl Link {
             _ => Error::transient(STORE, format!("{place}: {error}")),
         }
     }
-}
-
-async fn fetch<'q, Q>(
-    connection: &mut MySqlConnection,
-    bind: Option<Statement<'_>>,
-    query: Q,
-) -> sqlx::Result<Vec<MySqlRow>>
-where
-    Q: sqlx::Execute<'q, sqlx::MySql> + 'q,
-{
-    if let Some(bind) = bind {
-        bind.execute(&mut *connection).await?;
-    }
-    sqlx::Executor::fetch_all(connection, query).await
 }
 
 /// A text of several statements, in the protocol that takes such. It is safe: only checked identifiers were put into it.

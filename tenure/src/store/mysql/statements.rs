@@ -7,6 +7,10 @@
 //! and those that somebody else has locked are skipped; *then* the clock is read, once. Nobody waits for a row; and
 //! as rows that are locked are never waited for with others in hand, there are no deadlocks.
 //!
+//! Every pass over the entries costs, so a call makes no more of them than it needs when all goes well: what the rows have
+//! become is told from what they were when they were locked. Only if that has left out some does a third round trip
+//! look after those.
+//!
 //! Lists of entries' numbers tell one statement what another has found; `@tenure_rest` is null if the list has all of them,
 //! and need not be looked through.
 //!
@@ -95,15 +99,8 @@ const SEEN: &str = "cast(json_array(convert(held.name using utf8mb4), held.owner
     convert(held.evicted_lease using utf8mb4), held.evicted_first, held.evicted_by, {us:sysdate(6)}) as char)";
 
 /// First a look without locks, at what is not yet committed too: a refused claim writes nothing and is in nobody's way, and
-/// a name that somebody else is inserting is busy instead of waited for.
-///
-/// Names without a row are inserted on their own, with nothing else locked: whoever comes second changes nothing. The
-/// others are locked and granted in a transaction. The marks of an eviction are left alone: they outlive the
-/// next claim.
-///
-/// Answers with one row of numbers and tokens, and then with the rows of those that were refused, if there are any. What was
-/// granted is judged by the rows: they carry the lease, and were written since the call began. The lease alone
-/// would not do: if a claim is a retry and its row is locked, the row still has the term that began earlier.
+/// a name that somebody else is inserting is busy instead of waited for. Names that are open are locked and granted in
+/// a transaction. The marks of an eviction are left alone: they outlive the next claim.
 const CLAIM: &str = "
 set transaction isolation level read uncommitted;
 select group_concat(if(held.name is null, entries.entry, null)), group_concat(if(held.name is null, null, entries.entry)),
@@ -112,65 +109,85 @@ into @tenure_new, @tenure_open, @tenure_rest
 from {entries:name lease} as entries left join {table} as held force index (primary) on held.name = entries.name
 where held.name is null or {open};
 
-set @tenure_began = sysdate(6);
+start transaction;
+select {mine}, group_concat(if({retry}, entries.entry, null))
+into @tenure_done, @tenure_mine, @tenure_rest, @tenure_retries
+from (select * from {entries-if @tenure_open:name lease} as entry) as entries {held}
+where (@tenure_rest is null or find_in_set(entries.entry, @tenure_open)) and {open}
+for update skip locked;
+{clock}
 insert into {table} (name, owner, data, token, acquired, renewed, expires, lease, first, grace)
-select entries.name, entries.owner, entries.data, {us:@tenure_began}, @tenure_began, @tenure_began,
-       @tenure_began + interval entries.ttl microsecond, entries.lease, {us:@tenure_began}, entries.grace
+select entries.name, entries.owner, entries.data, 0, @tenure_now, @tenure_now,
+       @tenure_now + interval entries.ttl microsecond, entries.lease,
+       coalesce(find_in_set(entries.entry, @tenure_retries), 0), entries.grace
+from {entries-if @tenure_mine:name owner data lease ttl grace} as entries
+where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
+on duplicate key update
+  first    = if(values(first), {table}.first,    greatest({table}.token + 1, @tenure_us)),
+  token    = if(values(first), {table}.token,    greatest({table}.token + 1, @tenure_us)),
+  acquired = if(values(first), {table}.acquired, @tenure_now),
+  owner = values(owner), data = values(data), renewed = values(renewed),
+  lease = values(lease), grace = values(grace), expires = values(expires);
+commit;
+{done}, cast(@tenure_retries as char)";
+
+/// The other claims. Names without a row are inserted, with nothing else locked: whoever comes second changes nothing.
+///
+/// Answers with one row of numbers and tokens, and then with the rows of those that were refused, if there are any. What was
+/// granted is judged by the rows: they carry the lease, and were written since the call began. The lease alone
+/// would not do: if a claim is a retry and its row is locked, the row still has the term that began earlier.
+const CLAIM_REST: &str = "
+{clock}
+insert into {table} (name, owner, data, token, acquired, renewed, expires, lease, first, grace)
+select entries.name, entries.owner, entries.data, @tenure_us, @tenure_now, @tenure_now,
+       @tenure_now + interval entries.ttl microsecond, entries.lease, @tenure_us, entries.grace
 from {entries-if @tenure_new:name owner data lease ttl grace} as entries
 where find_in_set(entries.entry, @tenure_new)
 on duplicate key update name = {table}.name;
 
-start transaction;
-select group_concat(entries.entry), if(count(*) = @tenure_count, null, true) into @tenure_mine, @tenure_rest
-from (select * from {entries-if @tenure_open:name lease} as entry) as entries {held}
-where (@tenure_rest is null or find_in_set(entries.entry, @tenure_open)) and {open}
-for update skip locked;
-set @tenure_now = sysdate(6);
-insert into {table} (name, owner, data, token, acquired, renewed, expires, lease, first, grace)
-select entries.name, entries.owner, entries.data, 0, @tenure_now, @tenure_now,
-       @tenure_now + interval entries.ttl microsecond, entries.lease, 0, entries.grace
-from {entries-if @tenure_mine:name owner data lease ttl grace} as entries
-where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
-on duplicate key update
-  first    = if({retry}, {table}.first,    greatest({table}.token + 1, {us:@tenure_now})),
-  token    = if({retry}, {table}.token,    greatest({table}.token + 1, {us:@tenure_now})),
-  acquired = if({retry}, {table}.acquired, @tenure_now),
-  owner = values(owner), data = values(data), renewed = values(renewed),
-  lease = values(lease), grace = values(grace), expires = values(expires);
-commit;
-
 select group_concat(if({granted}, concat(entries.entry, ' ', held.token), null)),
        group_concat(if({granted}, null, entries.entry))
 into @tenure_done, @tenure_left
-from {entries:name lease} as entries {held};
+from {entries:name lease} as entries {held}
+where {undone};
 select cast(@tenure_done as char);
 select entries.entry, {seen}
 from {entries-if @tenure_left:name} as entries {held}
 where find_in_set(entries.entry, @tenure_left)";
+
+/// Those that this call has locked: with their tokens, on their own, and whether there are others.
+const MINE: &str = "group_concat(concat(entries.entry, ' ', held.token)), group_concat(entries.entry),
+       if(count(*) = @tenure_count, null, true)";
+
+const CLOCK: &str = "set @tenure_now = sysdate(6); set @tenure_us = {us:@tenure_now};";
+
+/// Answers with what was locked, when, and whether the rest is to be looked after.
+const DONE: &str = "select cast(@tenure_done as char), cast(@tenure_us as char), @tenure_rest is not null";
+
+/// An entry that this call has not locked.
+const UNDONE: &str = "not find_in_set(entries.entry, coalesce(@tenure_mine, ''))";
 
 /// The name is free, or the asker's own, or its term is over.
 const OPEN: &str = "(held.lease is null or held.lease = entries.lease
     or held.expires + interval held.grace microsecond <= sysdate(6))";
 
 /// The lease that holds the name, live, asks again.
-const RETRY: &str = "{table}.lease <=> values(lease) and {table}.expires > @tenure_now";
+const RETRY: &str = "held.lease = entries.lease and held.expires > sysdate(6)";
 
-const GRANTED: &str = "held.lease = entries.lease and held.renewed >= @tenure_began and held.expires > sysdate(6)";
+const GRANTED: &str = "held.lease = entries.lease and held.renewed >= @tenure_now and held.expires > sysdate(6)";
 
 /// Begins a transaction with the rows of live terms, as far as nobody else has them locked.
 const LOCK: &str = "
 start transaction;
-select group_concat(entries.entry), if(count(*) = @tenure_count, null, true) into @tenure_mine, @tenure_rest
+select {mine} into @tenure_done, @tenure_mine, @tenure_rest
 from (select * from {entries:name lease first} as entry) as entries {held}
 where {ours} and held.expires > sysdate(6)
 for update skip locked;
-set @tenure_now = sysdate(6);";
+{clock}";
 
 /// The term that an entry means.
 const OURS: &str = "held.lease = entries.lease and held.first = coalesce(entries.first, held.first)";
 
-/// Answers as a claim does. A term that is there and live, but was not renewed just now, is neither kept nor gone: somebody
-/// else has its row locked.
 const RENEW: &str = "{lock}
 insert into {table} (name, token, acquired, renewed, expires, first, grace)
 select entries.name, coalesce(entries.rotate, 0), @tenure_now, @tenure_now,
@@ -178,22 +195,17 @@ select entries.name, coalesce(entries.rotate, 0), @tenure_now, @tenure_now,
 from {entries-if @tenure_mine:name ttl rotate} as entries
 where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
 on duplicate key update
-  token = if(values(token), greatest({table}.token + 1, {us:@tenure_now}), {table}.token),
+  token = if(values(token), greatest({table}.token + 1, @tenure_us), {table}.token),
   renewed = values(renewed), expires = values(expires);
 commit;
+{done}";
 
-select group_concat(if({kept}, concat(entries.entry, ' ', held.token), null)),
-       group_concat(if({kept}, null, entries.entry))
-into @tenure_done, @tenure_left
-from {entries:name lease first} as entries {held};
-select cast(@tenure_done as char);
+/// The rows of the other terms. One that is there and live is neither kept nor gone: somebody else has its row locked.
+const RENEW_REST: &str = "
 select entries.entry, if({ours} and held.expires > @tenure_now, null, {seen})
-from {entries-if @tenure_left:name lease first} as entries {held}
-where find_in_set(entries.entry, @tenure_left)";
+from {entries:name lease first} as entries {held}
+where {undone}";
 
-const KEPT: &str = "{ours} and held.renewed >= @tenure_now";
-
-/// Answers with the entries that this call has freed, and those whose rows somebody else has locked.
 const RELEASE: &str = "{lock}
 insert into {table} (name, token, acquired, renewed, expires, first, grace)
 select entries.name, 0, @tenure_now, @tenure_now, @tenure_now, 0, 0
@@ -202,7 +214,7 @@ where @tenure_rest is null or find_in_set(entries.entry, @tenure_mine)
 on duplicate key update
   lease = null, owner = null, data = null, grace = 0, expires = @tenure_now;
 commit;
-{freed}";
+{done}";
 
 /// A release by an operator. Apart from the others, which have no long text to unfold; a release without `evicted_by`
 /// that is among them leaves the marks of an earlier eviction alone.
@@ -217,12 +229,13 @@ on duplicate key update
   evicted_by    = coalesce(values(evicted_by), {table}.evicted_by),
   lease = null, owner = null, data = null, grace = 0, expires = @tenure_now;
 commit;
-{freed}";
+{done}";
 
-const FREED: &str = "
-select cast(@tenure_mine as char), cast(group_concat(entries.entry) as char)
-from {entries-if @tenure_rest:name lease first} as entries {held}
-where {ours} and held.expires > @tenure_now";
+/// Those of the other terms that are there and live: somebody else has their rows locked.
+const RELEASE_REST: &str = "
+select entries.entry
+from {entries:name lease first} as entries {held}
+where {undone} and {ours} and held.expires > @tenure_now";
 
 /// The first two are the ends of one range of the primary key.
 const LIST: &str = "
@@ -281,28 +294,36 @@ pub(super) struct Statements {
     pub probe: Arc<str>,
     pub check: Arc<str>,
     pub kind: Arc<str>,
-    pub claim: Arc<str>,
-    pub renew: Arc<str>,
-    pub release: Arc<str>,
-    pub evict: Arc<str>,
+    pub claim: Call,
+    pub renew: Call,
+    pub release: Call,
+    pub evict: Call,
     pub list: Arc<str>,
     pub prune: Arc<str>,
     pub examine: Arc<str>,
 }
 
+/// What is said for a batch of entries.
+pub(super) struct Call {
+    pub text: Arc<str>,
+    /// And then, if that has left out some.
+    pub rest: Arc<str>,
+}
+
 impl Statements {
     pub fn new(table: &Table) -> Self {
         let fill = |sql: &str| -> Arc<str> { fill(sql, table).into() };
+        let call = |text, rest| Call { text: fill(text), rest: fill(rest) };
         Self {
             create: fill(CREATE),
             make: fill(MAKE),
             probe: fill(PROBE),
             check: fill(CHECK),
             kind: fill(KIND),
-            claim: fill(CLAIM),
-            renew: fill(RENEW),
-            release: fill(RELEASE),
-            evict: fill(EVICT),
+            claim: call(CLAIM, CLAIM_REST),
+            renew: call(RENEW, RENEW_REST),
+            release: call(RELEASE, RELEASE_REST),
+            evict: call(EVICT, RELEASE_REST),
             list: fill(LIST),
             prune: fill(PRUNE),
             examine: fill(EXAMINE),
@@ -315,12 +336,14 @@ fn fill(sql: &str, table: &Table) -> String {
     let parts = [
         ("{create}", CREATE),
         ("{lock}", LOCK),
-        ("{freed}", FREED),
+        ("{mine}", MINE),
+        ("{clock}", CLOCK),
+        ("{done}", DONE),
+        ("{undone}", UNDONE),
         ("{held}", HELD),
         ("{open}", OPEN),
         ("{retry}", RETRY),
         ("{granted}", GRANTED),
-        ("{kept}", KEPT),
         ("{ours}", OURS),
         ("{unused}", UNUSED),
         ("{seen}", SEEN),
