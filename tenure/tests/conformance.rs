@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         ("postgres".to_owned(), server("TENURE_TEST_POSTGRES")),
         ("mysql".to_owned(), server("TENURE_TEST_MYSQL")),
         ("redis".to_owned(), server("TENURE_TEST_REDIS")),
+        ("redis_with_replica".to_owned(), server("TENURE_TEST_REDIS_REPLICATED")),
     ]);
     let required = required();
     for store in &required {
