@@ -187,6 +187,7 @@ const ON_REDIS: &[Test] = tests! {
         a_killed_listener_comes_back,
         a_silenced_listener_delays_no_longer_than_the_poll,
         prefixes_and_databases_are_apart,
+        a_look_after_a_restart_succeeds,
     }
     redis_data {
         a_server_restarted_empty_is_told_and_tokens_rise,

@@ -270,6 +270,15 @@ pub async fn a_silenced_listener_delays_no_longer_than_the_poll(kind: &Kind) {
     is_told(&locks, &other).await;
 }
 
+/// A look needs no second try by its caller when the server was restarted in between.
+pub async fn a_look_after_a_restart_succeeds(kind: &Kind) {
+    let server = kind.start();
+    let locks = connect(&server.url()).await;
+    frees(&locks, "name", "").await;
+    server.restart().unwrap();
+    assert_eq!(soon("a list", locks.list("")).await.unwrap().len(), 0);
+}
+
 pub async fn prefixes_and_databases_are_apart(kind: &Kind) {
     let url = kind.shared().url();
     let name = unique("name");

@@ -69,6 +69,8 @@ pub(in crate::store) struct Copies {
 #[derive(Clone, Copy)]
 pub(in crate::store) enum On {
     Main,
+    /// The same, for what only reads: if it fails because a connection was broken, it is made again.
+    Reads,
     Renewals,
 }
 
@@ -110,10 +112,10 @@ impl Link {
         fill: impl Fn(&mut Cmd) + Sync,
     ) -> Result<Answer> {
         let lane = match on {
-            On::Main => &self.main,
+            On::Main | On::Reads => &self.main,
             On::Renewals => &self.renewals,
         };
-        let mut redirections = 0;
+        let (mut redirections, mut may_retry) = (0, matches!(on, On::Reads));
         loop {
             let mut taken = lane.take(self.connect()).await?;
             let answer = self.run(&mut taken.connection, script, copies, &fill).await;
@@ -123,13 +125,15 @@ impl Link {
                     return self.read(answer, copies);
                 }
                 Err(error) if redirections < REDIRECTIONS && self.follow(&error) => redirections += 1,
-                Err(error) => {
-                    if is_answer(&error) {
-                        taken.put_back();
-                    } else {
-                        lane.clear();
-                    }
+                Err(error) if is_answer(&error) => {
+                    taken.put_back();
                     return Err(self.explain(&error));
+                }
+                Err(error) => {
+                    lane.clear();
+                    if !std::mem::take(&mut may_retry) {
+                        return Err(self.explain(&error));
+                    }
                 }
             }
         }

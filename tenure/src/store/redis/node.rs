@@ -102,7 +102,7 @@ impl Node {
 
     pub async fn list(&self, page: &Page) -> Result<Vec<Record>> {
         let (from, to) = bounds(page);
-        let answer = self.link.call(On::Main, &self.scripts.list, |command| {
+        let answer = self.link.call(On::Reads, &self.scripts.list, |command| {
             command.arg(&from).arg(&to).arg(page.limit);
         });
         let answer = answer.await?;
