@@ -195,6 +195,7 @@ const ON_REDIS: &[Test] = tests! {
         a_promoted_replica_that_lacks_a_grant_lets_two_hold_and_the_fence_tell_them_apart,
         a_grant_that_a_replica_lacks_does_not_count,
         a_renewal_that_a_replica_lacks_does_not_count,
+        tokens_rise_though_the_clock_is_behind_them,
         what_expired_long_ago_is_forgotten,
         what_is_under_the_keys_already_is_told,
     }

@@ -128,6 +128,19 @@ pub async fn what_expired_long_ago_is_forgotten(kind: &Kind) {
     assert_eq!(keys.trim(), "{tenure}:floor", "something is left");
 }
 
+/// A clock that was set back, as after a fail-over to a server whose clock is behind.
+pub async fn tokens_rise_though_the_clock_is_behind_them(kind: &Kind) {
+    let prefix = unique("floor");
+    let (server, floor) = (kind.shared().redis(), format!("{{{prefix}}}:floor"));
+    let locks = connect(&with(&server.url(), &format!("tenure.prefix={prefix}"))).await;
+    let guard = free_for(&locks, "name", "").await;
+    let ahead = guard.token().0 + 3_600_000_000;
+    server.cli(&["set", &floor, &format!("{ahead:016}")]).unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(free_for(&locks, "name", "").await.token().0, ahead + 1);
+    assert_eq!(free_for(&locks, "name", "").await.token().0, ahead + 2);
+}
+
 /// Somebody else's data is not touched, and the error says what to do.
 pub async fn what_is_under_the_keys_already_is_told(kind: &Kind) {
     let prefix = unique("taken");
