@@ -274,7 +274,7 @@ pub async fn a_silenced_listener_delays_no_longer_than_the_poll(kind: &Kind) {
 pub async fn a_look_after_a_restart_succeeds(kind: &Kind) {
     let server = kind.start();
     let locks = connect(&server.url()).await;
-    frees(&locks, "name", "").await;
+    free_for(&locks, "name", "").await.release().await.unwrap();
     server.restart().unwrap();
     assert_eq!(soon("a list", locks.list("")).await.unwrap().len(), 0);
 }

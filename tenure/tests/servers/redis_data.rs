@@ -75,7 +75,11 @@ pub async fn a_grant_that_a_replica_lacks_does_not_count(_: &Kind) {
     let error = soon("an acquire ends", locks.lock("name").ttl(LONG).wait(3 * SECOND)).await.unwrap_err();
     assert_is_transient(&error);
     assert!(error.to_string().contains("0 replicas have it in time, and tenure.wait_replicas is 1"), "{error}");
+    // Without an engine, which would follow it up.
+    let (bare, claim) = (Bare::open(&url).await, claim_of("bare", LONG));
+    assert_is_transient(bare.claim(std::slice::from_ref(&claim)).await[0].as_ref().unwrap_err());
     let direct = connect(&primary.url()).await;
+    assert!(direct.get("bare").await.unwrap().is_none(), "a grant that doesn't count was left behind");
     frees(&direct, "name", "when its grant didn't count").await;
     replica.resume().unwrap();
     frees(&locks, "name", "when the replica is back").await;
