@@ -6,6 +6,7 @@
 
 mod figures;
 mod hand;
+mod hands;
 mod measure;
 
 use std::io::Write;
@@ -13,14 +14,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use figures::{Spread, median};
-use hand::Hand;
+use hands::Hands;
 use measure::cycles;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
-use tenure::clock::Moment;
 use tenure::store::{Claim, Ended, Outcome, Store, url::store_at};
-use tenure::{EventKind, LeaseId, Locks, Name, Next, Ttl};
+use tenure::{LeaseId, Locks, Name, Ttl};
 use xtask::services::{MariaDb, Postgres};
 use xtask::tools;
 
@@ -32,7 +32,7 @@ const HAND_OVERS: usize = 200;
 
 fn main() {
     if let Some(url) = hand::url() {
-        return child(&url);
+        return hands::child(&url);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -239,18 +239,10 @@ impl PlainRows {
 
 /// From a release in one process to the grant in another that waits, beside a bare commit of one row.
 async fn hand_over(url: &str, mut connection: PgConnection) {
-    let mut hands = [Hand::new(url), Hand::new(url)];
+    let mut hands = Hands::new(url);
     let (mut times, mut commits) = (Vec::new(), Vec::new());
-    hands[0].tell("lock");
-    hands[0].said("granted");
-    for turn in 0..HAND_OVERS {
-        let [first, second] = &mut hands;
-        let (from, to) = if turn % 2 == 0 { (first, second) } else { (second, first) };
-        to.tell("lock");
-        to.said("waits");
-        from.tell("release");
-        let released = from.said_at("released");
-        times.push((to.said_at("granted") - released) as f64 / 1e3);
+    for _ in 0..HAND_OVERS {
+        times.push(hands.hand_over());
         commits.push(commit(&mut connection).await);
     }
     println!("postgres: hand-over between two processes: {} µs", Spread(times.clone()));
@@ -263,28 +255,4 @@ async fn commit(connection: &mut PgConnection) -> f64 {
     let begun = Instant::now();
     connection.execute(sqlx::query(upsert)).await.expect("PostgreSQL answers");
     begun.elapsed().as_secs_f64() * 1e6
-}
-
-fn child(url: &str) {
-    let locks = tenure::connect(url).blocking().expect("the store opens");
-    let mut events = locks.events();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(async {
-            while let Some(next) = events.next().await {
-                if matches!(&next, Next::Event(event) if matches!(event.kind, EventKind::Contended(_))) {
-                    println!("waits");
-                }
-            }
-        });
-    });
-    let mut orders = std::io::stdin().lines();
-    while orders.next().is_some() {
-        let guard = locks.lock("hand-over").blocking().expect("it is free in time");
-        println!("granted {}", Moment::now().since_boot().as_nanos());
-        orders.next();
-        let released = Moment::now();
-        guard.release_blocking().expect("it is held");
-        println!("released {}", released.since_boot().as_nanos());
-    }
 }

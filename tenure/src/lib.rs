@@ -29,6 +29,7 @@
 //! - `sqlite`: the store `sqlite:PATH`, for the processes of one machine. `memory:` is always there.
 //! - `postgres`: the store `postgres://…`, and [`hold_in`](store::postgres::hold_in).
 //! - `mysql`: the store `mysql://…`, for MySQL and MariaDB.
+//! - `redis`: the store `redis://…`, for Redis and Valkey.
 //! - `sqlite`, `postgres`, `mysql`: `RowFence`, the fence that is a row in your own database.
 //! - `signal`: [`shutdown_on_signal`], for services that run on tokio.
 //! - `conformance`: the tests that every store has to pass, for a store of your own.

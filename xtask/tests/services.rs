@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{MariaDb, PgBouncer, Postgres, Redis, Server};
 use xtask::tools::{find, skip};
 
 /// Asks a server something and gives up after this time.
@@ -35,6 +35,45 @@ fn mariadb_answers_dies_and_comes_back() {
     let rest = Rest::of(&mariadb);
     drop(mariadb);
     rest.is_gone();
+}
+
+#[test]
+fn redis_answers_dies_and_comes_back() {
+    if skip("redis", Redis::TOOLS) {
+        return;
+    }
+    let redis = Redis::start().unwrap();
+    answers_dies_and_comes_back(&redis, ask_redis);
+    let rest = Rest::of(&redis);
+    drop(redis);
+    rest.is_gone();
+}
+
+#[test]
+fn redis_keeps_its_data_unless_told_otherwise_and_is_copied() {
+    if skip("redis", Redis::TOOLS) {
+        return;
+    }
+    let primary = Redis::start_with(&[("maxclients", "77")]).unwrap();
+    assert!(primary.cli(&["config", "get", "maxclients"]).unwrap().contains("77"));
+    primary.cli(&["set", "key", "value"]).unwrap();
+    primary.restart().unwrap();
+    assert_eq!(primary.cli(&["get", "key"]).unwrap().trim(), "value");
+    let replica = Redis::start_replica(&primary).unwrap();
+    assert_eq!(replica.cli(&["get", "key"]).unwrap().trim(), "value");
+    assert!(replica.cli(&["set", "key", "other"]).is_err(), "a replica can only be read");
+    primary.restart_empty().unwrap();
+    assert_eq!(primary.cli(&["get", "key"]).unwrap().trim(), "");
+}
+
+#[test]
+fn redis_forms_a_cluster() {
+    if skip("redis", Redis::TOOLS) {
+        return;
+    }
+    let cluster = Redis::start_cluster(3).unwrap();
+    let moved = cluster.iter().filter(|server| server.cli(&["set", "key", "value"]).is_err()).count();
+    assert_eq!(moved, 2, "one server has the key, and the others say so");
 }
 
 #[test]
@@ -131,6 +170,12 @@ fn ask_mariadb(server: &Server, patience: Duration) -> bool {
     let mut client = Command::new(find("mariadb").unwrap());
     client.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=root", "--database=tenure"]);
     client.arg(format!("--port={}", server.port())).args(["-e", "SELECT 1"]);
+    succeeds_within(patience, client)
+}
+
+fn ask_redis(server: &Server, patience: Duration) -> bool {
+    let mut client = Command::new(find("redis-cli").unwrap());
+    client.args(["-p", &server.port().to_string(), "ping"]);
     succeeds_within(patience, client)
 }
 

@@ -388,6 +388,35 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "redis")]
+    fn redis_urls_name_one_server_or_those_of_a_cluster() {
+        for good in [
+            "redis://host",
+            "rediss://:hunter2@host:7000/3?protocol=resp3&tenure.ca_file=/ca.pem",
+            "valkeys://me:hunter2@[::1]:6379",
+            "redis+cluster://me:hunter2@a:1,b:2,c?tenure.prefix=app:locks&tenure.wait_replicas=2",
+        ] {
+            let store = store_at(good).unwrap();
+            assert!(!format!("{store:?}").contains("hunter2"), "{store:?}");
+        }
+        for (bad, why) in [
+            ("redis://host?timeout=3", "unknown option \"timeout\": redis knows protocol"),
+            ("redis://host?tenure.table=x", "redis knows tenure.prefix, tenure.wait_replicas"),
+            ("redis://a,b", "begin with redis+cluster"),
+            ("redis://me:hunter2@host/locks", "Invalid database number"),
+            ("redis://", "can't be read"),
+            ("rediss://host#insecure", "fragment"),
+            ("redis://host?tenure.ca_file=/ca.pem", "begin with rediss"),
+            ("rediss://host?tenure.cert_file=/c.pem", "give both"),
+            ("redis://host?tenure.prefix={x}", "tenure.prefix \"{x}\" must be"),
+            ("redis://host?tenure.wait_replicas=0", "tenure.wait_replicas \"0\" must be"),
+        ] {
+            let said = refusal(bad);
+            assert!(said.contains(why) && !said.contains("hunter2"), "{bad}: {said}");
+        }
+    }
+
+    #[test]
     fn no_error_and_no_debug_output_shows_a_password() {
         for url in [
             "postgres://me:hunter2@host/db",

@@ -4,10 +4,11 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use xtask::services::{MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{MariaDb, PgBouncer, Postgres, Redis, Server};
 use xtask::tools::Tool;
 
-use super::{ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_SQL, Test};
+use super::support::with;
+use super::{ON_EVERY_SERVER, ON_MARIADB, ON_POSTGRES, ON_REDIS, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -51,6 +52,7 @@ pub struct Sql {
 pub enum Running {
     Postgres(Postgres),
     MariaDb(MariaDb),
+    Redis(Redis),
 }
 
 impl Kind {
@@ -113,6 +115,31 @@ impl Kind {
         }
     }
 
+    pub fn redis() -> Self {
+        Self {
+            name: "redis",
+            tools: Redis::TOOLS,
+            tests: &[ON_EVERY_SERVER, ON_REDIS],
+            has_pooler: false,
+            in_clear: "",
+            verified: "",
+            authority: "tenure.ca_file",
+            claim_request: str::to_owned,
+            start: |settings| Running::Redis(Redis::start_with(settings).unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+            sql: None,
+        }
+    }
+
+    /// The shared server's URL for those who demand that it proves who it is.
+    pub fn verified_url(&self) -> String {
+        match self.shared() {
+            Running::Redis(redis) => redis.tls_url(),
+            server => with(&server.url(), self.verified),
+        }
+    }
+
     /// Of a kind that speaks SQL.
     pub fn sql(&self) -> &Sql {
         self.sql.as_ref().unwrap()
@@ -143,7 +170,14 @@ impl Running {
     pub fn postgres(&self) -> &Postgres {
         match self {
             Self::Postgres(postgres) => postgres,
-            Self::MariaDb(_) => panic!("this is MariaDB"),
+            _ => panic!("this is not PostgreSQL"),
+        }
+    }
+
+    pub fn redis(&self) -> &Redis {
+        match self {
+            Self::Redis(redis) => redis,
+            _ => panic!("this is not Redis"),
         }
     }
 
@@ -152,6 +186,7 @@ impl Running {
         match self {
             Self::Postgres(postgres) => postgres.ca_file(),
             Self::MariaDb(mariadb) => mariadb.ca_file(),
+            Self::Redis(redis) => redis.ca_file(),
         }
     }
 }
@@ -163,6 +198,7 @@ impl Deref for Running {
         match self {
             Self::Postgres(postgres) => postgres,
             Self::MariaDb(mariadb) => mariadb,
+            Self::Redis(redis) => redis,
         }
     }
 }

@@ -33,14 +33,14 @@ pub async fn each_refusal_says_what_is_wrong_and_no_password(kind: &Kind) {
     assert_eq!(said.len(), 4, "{said:#?}");
 }
 
-async fn refusal(url: &str) -> Error {
+pub async fn refusal(url: &str) -> Error {
     let error = soon("a refusal", tenure::connect(url)).await.unwrap_err();
     assert!(matches!(error, Error::Store { .. }), "{error:?}");
     error
 }
 
 /// A port that nobody listens at.
-fn closed_port() -> u16 {
+pub fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -56,7 +56,7 @@ pub async fn a_server_that_never_answers_is_told(kind: &Kind) {
 
 /// A server that can't prove who it is, is not talked to; with its authority's word, it is.
 pub async fn a_refused_certificate_is_told(kind: &Kind) {
-    let verified = with(&kind.shared().url(), kind.verified);
+    let verified = kind.verified_url();
     let error = refusal(&verified).await;
     assert!(!error.is_transient(), "{error:?}");
     assert!(error.to_string().contains("TLS"), "{error}");

@@ -76,10 +76,11 @@ pub async fn heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked(kind: &Ki
             sqlx::query("select 1").execute(&pool).await.unwrap();
             is_held_while_all_is_blocked(kind, Arc::new(MySqlStore::like(&pool).unwrap())).await;
         }
+        Running::Redis(_) => panic!("Redis has no pools"),
     }
 }
 
-async fn is_held_while_all_is_blocked(kind: &Kind, store: Arc<dyn Store>) {
+pub async fn is_held_while_all_is_blocked(kind: &Kind, store: Arc<dyn Store>) {
     let ttl = 2 * SECOND;
     let locks = Locks::on(store).await.unwrap();
     let (name, other) = (unique("blocked"), connect(&kind.shared().url()).await);

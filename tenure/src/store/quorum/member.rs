@@ -84,7 +84,7 @@ impl Member {
         limit: Duration,
         ask: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let mut down = self.down[on as usize].subscribe();
+        let mut down = self.down(on).subscribe();
         if let Some(why) = down.borrow_and_update().clone() {
             return Err(why);
         }
@@ -102,7 +102,7 @@ impl Member {
     }
 
     fn leave_alone(self: &Arc<Self>, on: On, why: &Error) {
-        let was_up = self.down[on as usize].send_replace(Some(why.clone())).is_none();
+        let was_up = self.down(on).send_replace(Some(why.clone())).is_none();
         if was_up {
             tokio::spawn(Self::mend(Arc::downgrade(self), on));
         }
@@ -113,11 +113,11 @@ impl Member {
         while let Some(member) = member.upgrade() {
             let back = async {
                 member.node.link.open_anew(on).await?;
-                if matches!(on, On::Main) { member.settle().await } else { Ok(()) }
+                if matches!(on, On::Renewals) { Ok(()) } else { member.settle().await }
             };
             match timeout(MEND_LIMIT, back).await {
-                Ok(Ok(())) => return drop(member.down[on as usize].send_replace(None)),
-                Ok(Err(error)) => drop(member.down[on as usize].send_replace(Some(error))),
+                Ok(Ok(())) => return drop(member.down(on).send_replace(None)),
+                Ok(Err(error)) => drop(member.down(on).send_replace(Some(error))),
                 Err(_) => {}
             }
             drop(member);
@@ -146,6 +146,10 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    fn down(&self, on: On) -> &watch::Sender<Option<Error>> {
+        &self.down[usize::from(matches!(on, On::Renewals))]
     }
 
     fn owed(&self) -> std::sync::MutexGuard<'_, VecDeque<Ended>> {

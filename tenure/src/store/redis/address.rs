@@ -91,8 +91,10 @@ impl TlsFiles {
         let read = |path: &PathBuf| {
             std::fs::read(path).map_err(|error| Error::permanent(STORE, format!("{}: {error}", path.display())))
         };
-        let made = if matches!(server.addr(), ConnectionAddr::TcpTls { tls_params: None, .. }) {
+        if matches!(server.addr(), ConnectionAddr::TcpTls { .. }) {
             provide_cryptography();
+        }
+        let made = if matches!(server.addr(), ConnectionAddr::TcpTls { tls_params: None, .. }) {
             let root_cert = self.authority.as_ref().map(read).transpose()?;
             let client_tls = match &self.client {
                 Some((certificate, key)) => {

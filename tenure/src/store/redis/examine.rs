@@ -17,7 +17,7 @@ pub(in crate::store) struct Info(BTreeMap<String, String>);
 impl Info {
     /// `None` if this user may not ask.
     pub async fn of(link: &Link) -> Result<Option<Self>> {
-        match link.ask(redis::cmd("INFO").arg("all")).await {
+        match link.ask(&redis::cmd("INFO")).await {
             Ok(said) => Ok(Some(Self::read(&said))),
             Err(Refused::NoRight) => Ok(None),
             Err(Refused::Error(error)) => Err(error),

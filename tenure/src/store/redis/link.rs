@@ -47,8 +47,8 @@ pub(in crate::store) struct Link {
 /// What was heard of the server's clock.
 #[derive(Clone, Copy)]
 struct Heard {
-    /// When it was asked.
-    asked: Moment,
+    /// When we heard it.
+    at: Moment,
     /// What it said.
     time: u64,
 }
@@ -74,6 +74,8 @@ pub(in crate::store) struct Copies {
 #[derive(Clone, Copy)]
 pub(in crate::store) enum On {
     Main,
+    /// The same, for what only reads: if it fails because a connection was broken, it is made again.
+    Reads,
     Renewals,
 }
 
@@ -119,7 +121,7 @@ impl Link {
 
     fn lane(&self, on: On) -> &Lane<Connection> {
         match on {
-            On::Main => &self.main,
+            On::Main | On::Reads => &self.main,
             On::Renewals => &self.renewals,
         }
     }
@@ -138,24 +140,25 @@ impl Link {
         fill: impl Fn(&mut Cmd) + Sync,
     ) -> Result<Answer> {
         let (lane, until) = (self.lane(on), self.gives_up_at());
-        let mut redirections = 0;
+        let (mut redirections, mut may_retry) = (0, matches!(on, On::Reads));
         loop {
             let mut taken = lane.take(self.connect()).await?;
-            let asked = Moment::now();
             let answer = self.run(&mut taken.connection, script, until, copies, &fill).await;
             match answer {
                 Ok((answer, copies)) => {
                     taken.put_back();
-                    return self.read(answer, copies, asked);
+                    return self.read(answer, copies);
                 }
                 Err(error) if redirections < REDIRECTIONS && self.follow(&error) => redirections += 1,
-                Err(error) => {
-                    if is_answer(&error) {
-                        taken.put_back();
-                    } else {
-                        lane.clear();
-                    }
+                Err(error) if is_answer(&error) => {
+                    taken.put_back();
                     return Err(self.explain(&error));
+                }
+                Err(error) => {
+                    lane.clear();
+                    if !std::mem::take(&mut may_retry) {
+                        return Err(self.explain(&error));
+                    }
                 }
             }
         }
@@ -191,13 +194,13 @@ impl Link {
         command
     }
 
-    fn read(&self, answer: Value, copies: usize, asked: Moment) -> Result<Answer> {
+    fn read(&self, answer: Value, copies: usize) -> Result<Answer> {
         let Value::Array(mut entries) = answer else { return Err(unexpected(&answer)) };
         let time = match entries.first() {
             Some(Value::Int(time)) => time.cast_unsigned(),
             _ => return Err(unexpected(&Value::Array(entries))),
         };
-        *self.clock() = Some(Heard { asked, time });
+        *self.clock() = Some(Heard { at: Moment::now(), time });
         if let Some(Value::BulkString(why)) = entries.get(1) {
             let place = self.place.clone();
             return Err(match &why[..] {
@@ -210,10 +213,10 @@ impl Link {
     }
 
     /// When a call that is made now must not be carried out any more, by the server's clock. That clock showed what we
-    /// heard after we asked, so it has not got further since than the time since we asked.
+    /// heard before we heard it, so now it shows more: what counts as late is never too late.
     fn gives_up_at(&self) -> u64 {
         let limit = |heard: Heard| {
-            let since = Moment::now() - heard.asked + self.limit;
+            let since = Moment::now() - heard.at + self.limit;
             heard.time.saturating_add(u64::try_from(since.as_micros()).unwrap_or(NEVER))
         };
         self.clock().map_or(NEVER, limit).min(NEVER)
@@ -254,7 +257,6 @@ impl Link {
     }
 
     async fn greet(&self, connection: &mut Connection, greeting: &Script) -> Result<()> {
-        let asked = Moment::now();
         let said: redis::RedisResult<Value> = redis::cmd("INFO").arg("server").query_async(connection).await;
         let info = Info::read(&said.map_err(|error| self.explain(&error))?);
         let tell = |command: &mut Cmd| {
@@ -262,7 +264,7 @@ impl Link {
         };
         let greeted = self.run(connection, greeting, NEVER, None, &tell).await;
         let (answer, _) = greeted.map_err(|error| self.explain(&error))?;
-        self.read(answer, 0, asked).map(drop)
+        self.read(answer, 0).map(drop)
     }
 
     /// A connection that passes on what the server sends unasked.
@@ -379,11 +381,15 @@ fn is_answer(error: &RedisError) -> bool {
     server && !is(error, ServerErrorKind::ReadOnly) && error.code() != Some("NOAUTH")
 }
 
-/// Whether a retry can help, and what an error means to somebody who only wanted a lock.
+const NO_RIGHT: &str = "does not give this user the right: see `tenure schema` for what is needed";
+
+/// Whether a retry can help, and what an error means to somebody who only wanted a lock. Before Redis 7, an error within
+/// a script is quoted in another: `ERR Error running script …: -READONLY You can't write …`.
 fn meaning(code: &str, detail: &str) -> (bool, &'static str) {
-    match code {
+    let quoted = detail.split_once(": -").filter(|_| code == "ERR").and_then(|(_, said)| said.split(' ').next());
+    match quoted.unwrap_or(code) {
         "WRONGPASS" | "NOAUTH" => (false, "refuses the user or the password"),
-        "NOPERM" => (false, "does not give this user the right: see `tenure schema` for what is needed"),
+        "NOPERM" => (false, NO_RIGHT),
         "READONLY" => (true, "can only be read: is it a replica?"),
         "LOADING" => (true, "is still loading its data"),
         "OOM" => (true, "is out of memory: raise its maxmemory"),
@@ -394,8 +400,32 @@ fn meaning(code: &str, detail: &str) -> (bool, &'static str) {
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => (true, "is a cluster that is being changed, or is down"),
         "CROSSSLOT" => (false, "is a cluster whose slots differ"),
         "WRONGTYPE" => (false, "has something else under the keys of the locks: choose another tenure.prefix"),
+        _ if detail.contains("user executing the script") => (false, NO_RIGHT),
         _ if detail.contains("max number of clients") => (true, "has no connection left"),
         _ if detail.contains("called without any password") => (false, "refuses the user or the password"),
         _ => (false, "refused"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_within_a_script_mean_the_same_on_every_version() {
+        let old = |said: &str| format!("Error running script (call to f_0f): @user_script:3: @user_script: 3: {said}");
+        for (code, detail, transient, means) in [
+            ("READONLY", "You can't write against a read only replica.".to_owned(), true, "replica"),
+            ("ERR", old("-READONLY You can't write against a read only replica."), true, "replica"),
+            ("ERR", old("-OOM command not allowed when used memory > 'maxmemory'."), true, "memory"),
+            ("ERR", old("-WRONGTYPE Operation against a key holding the wrong kind of value"), false, "prefix"),
+            ("ERR", old("The user executing the script can't run this command or subcommand"), false, "right"),
+            ("ERR", "The user executing the script can't access at least one of the keys".into(), false, "right"),
+            ("ERR", "max number of clients reached".into(), true, "connection"),
+            ("ERR", "unknown command `HELLO`".into(), false, "refused"),
+        ] {
+            let found = meaning(code, &detail);
+            assert!(found.0 == transient && found.1.contains(means), "{code} {detail}: {found:?}");
+        }
     }
 }

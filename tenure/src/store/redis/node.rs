@@ -102,7 +102,7 @@ impl Node {
 
     pub async fn list(&self, page: &Page) -> Result<Vec<Record>> {
         let (from, to) = bounds(page);
-        let answer = self.link.call(On::Main, &self.scripts.list, |command| {
+        let answer = self.link.call(On::Reads, &self.scripts.list, |command| {
             command.arg(&from).arg(&to).arg(page.limit);
         });
         let answer = answer.await?;
@@ -150,7 +150,7 @@ fn add_claim(command: &mut Cmd, claim: &Claim) {
         .arg(claim.name.as_str())
         .arg(claim.lease.to_string())
         .arg(micros(claim.ttl.get()))
-        .arg(micros(claim.grace))
+        .arg(format!("{:016}", micros(claim.grace)))
         .arg(u8::from(claim.waits))
         .arg(&*claim.owner)
         .arg(claim.data.as_deref().unwrap_or_default());
