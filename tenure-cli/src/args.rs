@@ -29,7 +29,7 @@ Other codes of run, lead and fence are CMD's own.
 
 The store:
   --store URL, else TENURE_STORE, else a file in $XDG_STATE_HOME/tenure or ~/.local/state/tenure.
-  A URL is postgres://USER:PASSWORD@HOST/DATABASE, mysql://…, mongodb://…, etcd://HOST:PORT,HOST:PORT, sqlite:PATH for all processes of a machine, or memory: for a \
+  A URL is postgres://USER:PASSWORD@HOST/DATABASE, mysql://…, mongodb://…, redis://…, etcd://HOST:PORT,HOST:PORT, sqlite:PATH for all processes of a machine, or memory: for a \
 single one, to try things out.";
 
 const RUN_HELP: &str = "\
@@ -88,7 +88,7 @@ pub struct Args {
 /// Options of all commands.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Globals {
-    /// Where names are kept: postgres://…, mysql://…, mongodb://…, etcd://…, sqlite:PATH, memory: [env: TENURE_STORE] [default: a file in the user's state folder]
+    /// Where names are kept: postgres://…, mysql://…, mongodb://…, redis://…, etcd://…, sqlite:PATH, memory: [env: TENURE_STORE] [default: a file in the user's state folder]
     #[arg(long, value_name = "URL", global = true, help_heading = EVERYWHERE)]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     store: Option<String>,

@@ -15,7 +15,7 @@ use crate::record::{LeaseId, Name, Record, Token, Ttl};
 mod entries;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
 mod lanes;
 pub mod memory;
 #[cfg(feature = "mongodb")]
@@ -24,7 +24,11 @@ pub mod mongodb;
 pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "mongodb"))]
+#[cfg(feature = "redis")]
+pub mod quorum;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "mongodb", feature = "redis"))]
 mod seen;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -52,7 +56,7 @@ pub mod url;
 /// worked out in the same atomic step as the grant, so that tokens rise across release, expiry, prune and loss of
 /// the data. A claim of the lease that holds the name, live, keeps its token and starts its term anew: it is a
 /// retry. A renewal leaves the token alone unless [`Renewal::rotate`] is set. A released record stays, to
-/// remember the token.
+/// remember the token, unless the store remembers it apart from its records.
 ///
 /// **Terms.** `renew` and `release` act only on a record that carries the entry's lease (and first token, if
 /// given) and has not expired; an expired term is never revived.

@@ -35,6 +35,9 @@ fn main() -> ExitCode {
         ("mysql".to_owned(), server("TENURE_TEST_MYSQL")),
         ("mongodb".to_owned(), server("TENURE_TEST_MONGODB")),
         ("etcd".to_owned(), server("TENURE_TEST_ETCD")),
+        ("redis".to_owned(), server("TENURE_TEST_REDIS")),
+        ("redis+quorum".to_owned(), server("TENURE_TEST_REDIS_QUORUM")),
+        ("redis_with_replica".to_owned(), server("TENURE_TEST_REDIS_REPLICATED")),
     ]);
     let required = required();
     for store in &required {

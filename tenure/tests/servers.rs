@@ -47,6 +47,14 @@ mod mongodb;
 mod pooler;
 #[path = "servers/push.rs"]
 mod push;
+#[path = "servers/redis_cluster.rs"]
+mod redis_cluster;
+#[path = "servers/redis_data.rs"]
+mod redis_data;
+#[path = "servers/redis.rs"]
+mod redis_server;
+#[path = "servers/redis_users.rs"]
+mod redis_users;
 #[path = "servers/settings.rs"]
 mod settings;
 #[path = "servers/transactions.rs"]
@@ -228,9 +236,47 @@ const ON_MONGODB: &[Test] = tests! {
     }
 };
 
+const ON_REDIS: &[Test] = tests! {
+    redis_server {
+        heartbeats_go_on_while_the_clients_runtime_is_blocked,
+        a_claim_that_arrives_late_is_not_granted,
+        scripts_that_were_flushed_are_sent_again,
+        a_server_without_free_connections_loses_nothing,
+        a_full_server_is_told_and_recovered_from,
+        each_error_is_told_from_the_others,
+        settings_that_weaken_a_promise_are_told,
+        only_a_contended_release_is_published,
+        a_release_wakes_a_waiter_sooner_than_its_poll,
+        a_killed_listener_comes_back,
+        a_silenced_listener_delays_no_longer_than_the_poll,
+        prefixes_and_databases_are_apart,
+        a_look_after_a_restart_succeeds,
+    }
+    redis_data {
+        a_server_restarted_empty_is_told_and_tokens_rise,
+        a_flushed_server_is_told_and_tokens_rise,
+        a_promoted_replica_that_lacks_a_grant_lets_two_hold_and_the_fence_tell_them_apart,
+        a_grant_that_a_replica_lacks_does_not_count,
+        a_renewal_that_a_replica_lacks_does_not_count,
+        tokens_rise_though_the_clock_is_behind_them,
+        what_expired_long_ago_is_forgotten,
+        what_is_under_the_keys_already_is_told,
+    }
+    redis_cluster {
+        a_cluster_keeps_names_wherever_they_are_asked_for,
+        a_cluster_that_fails_over_loses_nothing,
+    }
+    redis_users {
+        the_rights_that_the_schema_grants_are_enough,
+        a_user_that_lacks_a_right_is_told,
+        each_refusal_of_redis_says_what_is_wrong_and_no_password,
+        a_replica_is_told,
+    }
+};
+
 /// All of them.
 fn kinds() -> Vec<Arc<Kind>> {
-    [Kind::postgres(), Kind::mysql(), Kind::mongodb(), Kind::etcd()].into_iter().map(Arc::new).collect()
+    [Kind::postgres(), Kind::mysql(), Kind::mongodb(), Kind::redis(), Kind::etcd()].into_iter().map(Arc::new).collect()
 }
 
 fn main() -> ExitCode {

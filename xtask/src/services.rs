@@ -12,6 +12,7 @@ mod pgbouncer;
 mod port;
 mod postgres;
 mod processes;
+mod redis;
 mod server;
 
 pub use etcd::{Etcd, EtcdCluster};
@@ -19,4 +20,5 @@ pub use mariadb::MariaDb;
 pub use mongodb::MongoDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
+pub use redis::Redis;
 pub use server::Server;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::Deref;
 
 use anyhow::{Context, Result};
-use xtask::services::{Etcd, EtcdCluster, MariaDb, MongoDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, EtcdCluster, MariaDb, MongoDb, PgBouncer, Postgres, Redis, Server};
 use xtask::tools::Tool;
 
 /// A store that the tests run on.
@@ -75,7 +75,30 @@ pub const STORES: &[Store] = &[
         variables: &["TENURE_TEST_MONGODB"],
         start: || Ok(vec![Running::one(MongoDb::start()?)]),
     },
+    Store {
+        name: "redis",
+        tools: &[Redis::TOOLS],
+        variables: &["TENURE_TEST_REDIS_REPLICATED", "TENURE_TEST_REDIS_QUORUM", "TENURE_TEST_REDIS"],
+        start: redis,
+    },
 ];
+
+/// A primary with a replica, five that form a quorum, and the first of the five again.
+fn redis() -> Result<Vec<Running>> {
+    let primary = Redis::start()?;
+    let replica = Redis::start_replica(&primary)?;
+    let replicated = format!("{}?tenure.wait_replicas=1", primary.url());
+    let five = (0..5).map(|_| Redis::start()).collect::<Result<Vec<_>>>()?;
+    let hosts: Vec<_> = five.iter().map(|redis| format!("127.0.0.1:{}", redis.port())).collect();
+    let first = five[0].url();
+    // A prefix of its own, as the first of them also serves alone.
+    let quorum = format!("redis+quorum://{}?tenure.prefix=quorum", hosts.join(","));
+    Ok(vec![
+        Running { url: replicated, _servers: Box::new((primary, replica)) },
+        Running { url: quorum, _servers: Box::new(five) },
+        Running { url: first, _servers: Box::new(()) },
+    ])
+}
 
 fn no_server() -> Result<Vec<Running>> {
     Ok(Vec::new())

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use xtask::services::{Etcd, EtcdCluster, MariaDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, EtcdCluster, MariaDb, PgBouncer, Postgres, Redis, Server};
 use xtask::tools::{find, skip};
 
 /// Asks a server something and gives up after this time.
@@ -54,6 +54,18 @@ fn etcd_answers_dies_and_comes_back() {
 }
 
 #[test]
+fn redis_answers_dies_and_comes_back() {
+    if skip("redis", Redis::TOOLS) {
+        return;
+    }
+    let redis = Redis::start().unwrap();
+    answers_dies_and_comes_back(&redis, ask_redis);
+    let rest = Rest::of(&redis);
+    drop(redis);
+    rest.is_gone();
+}
+
+#[test]
 fn an_etcd_cluster_has_another_leader_when_one_dies() {
     if skip("etcd", Etcd::TOOLS) {
         return;
@@ -66,6 +78,33 @@ fn an_etcd_cluster_has_another_leader_when_one_dies() {
     cluster.members[next].ctl(&["put", "key", "value"]).unwrap();
     cluster.members[leader].restart().unwrap();
     assert_eq!(cluster.members[leader].ctl(&["get", "key", "--print-value-only"]).unwrap().trim(), "value");
+}
+
+#[test]
+fn redis_keeps_its_data_unless_told_otherwise_and_is_copied() {
+    if skip("redis", Redis::TOOLS) {
+        return;
+    }
+    let primary = Redis::start_with(&[("maxclients", "77")]).unwrap();
+    assert!(primary.cli(&["config", "get", "maxclients"]).unwrap().contains("77"));
+    primary.cli(&["set", "key", "value"]).unwrap();
+    primary.restart().unwrap();
+    assert_eq!(primary.cli(&["get", "key"]).unwrap().trim(), "value");
+    let replica = Redis::start_replica(&primary).unwrap();
+    assert_eq!(replica.cli(&["get", "key"]).unwrap().trim(), "value");
+    assert!(replica.cli(&["set", "key", "other"]).is_err(), "a replica can only be read");
+    primary.restart_empty().unwrap();
+    assert_eq!(primary.cli(&["get", "key"]).unwrap().trim(), "");
+}
+
+#[test]
+fn redis_forms_a_cluster() {
+    if skip("redis", Redis::TOOLS) {
+        return;
+    }
+    let cluster = Redis::start_cluster(3).unwrap();
+    let moved = cluster.iter().filter(|server| server.cli(&["set", "key", "value"]).is_err()).count();
+    assert_eq!(moved, 2, "one server has the key, and the others say so");
 }
 
 #[test]
@@ -168,6 +207,12 @@ fn ask_mariadb(server: &Server, patience: Duration) -> bool {
 fn ask_etcd(server: &Server, patience: Duration) -> bool {
     let mut client = Command::new(find("etcdctl").unwrap());
     client.arg(format!("--endpoints=127.0.0.1:{}", server.port())).args(["--command-timeout=10s", "get", "key"]);
+    succeeds_within(patience, client)
+}
+
+fn ask_redis(server: &Server, patience: Duration) -> bool {
+    let mut client = Command::new(find("redis-cli").unwrap());
+    client.args(["-p", &server.port().to_string(), "ping"]);
     succeeds_within(patience, client)
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Connections for one kind of call, at most so many at a time.
 pub(super) struct Lane<C> {
@@ -57,8 +57,9 @@ impl<C> Taken<'_, C> {
 }
 
 /// Why a statement has no rows.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(super) enum Failed {
-    Connect(Error),
+    Connect(crate::error::Error),
     /// The server said no.
     Refused(sqlx::Error),
     /// The connection is gone.
@@ -67,6 +68,7 @@ pub(super) enum Failed {
 
 /// Why there is no connection. The drivers say of a certificate that was refused that it is invalid data; it is not a
 /// matter of trying again.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(super) fn why_unconnected(error: sqlx::Error) -> sqlx::Error {
     match error {
         sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidData => sqlx::Error::Tls(why.into()),

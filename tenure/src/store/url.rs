@@ -16,6 +16,10 @@ use super::mongodb::MongoStore;
 use super::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
 use super::postgres::PostgresStore;
+#[cfg(feature = "redis")]
+use super::quorum::QuorumStore;
+#[cfg(feature = "redis")]
+use super::redis::RedisStore;
 #[cfg(feature = "sqlite")]
 use super::sqlite::SqliteStore;
 use crate::error::{Error, Result};
@@ -56,6 +60,18 @@ const KINDS: &[Kind] = &[
         make: with_feature!("mongodb", MongoStore::from_url),
     },
     Kind { scheme: "etcd", also: &[], settings: &["prefix"], make: with_feature!("etcd", EtcdStore::from_url) },
+    Kind {
+        scheme: "redis",
+        also: &["rediss", "redis+cluster", "rediss+cluster", "valkey", "valkeys"],
+        settings: &["prefix", "wait_replicas", "ca_file", "cert_file", "key_file"],
+        make: with_feature!("redis", RedisStore::from_url),
+    },
+    Kind {
+        scheme: "redis+quorum",
+        also: &["rediss+quorum", "valkey+quorum", "valkeys+quorum"],
+        settings: &["prefix", "ca_file", "cert_file", "key_file"],
+        make: with_feature!("redis", QuorumStore::from_url),
+    },
 ];
 
 type Make = fn(&StoreUrl) -> Result<Arc<dyn Store>>;
@@ -66,7 +82,7 @@ struct Kind {
     also: &'static [&'static str],
     /// The `tenure.` settings that it knows.
     settings: &'static [&'static str],
-    /// `None` if it is compiled out; its cargo feature has the name of the scheme.
+    /// `None` if it is compiled out; its cargo feature has the name of the scheme, up to a `+`.
     make: Option<Make>,
 }
 
@@ -86,6 +102,9 @@ impl Kind {
 /// | `mysql://USER:PASSWORD@HOST:PORT/DATABASE`, `mariadb://…` | a MySQL or MariaDB server (feature `mysql`); settings: `tenure.schema` (a database), `tenure.table` |
 /// | `mongodb://USER:PASSWORD@HOST:PORT,…/DATABASE`, `mongodb+srv://…` | a MongoDB server or cluster (feature `mongodb`); settings: `tenure.schema` (a database), `tenure.table` (a collection) |
 /// | `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT,…` | an etcd cluster (feature `etcd`); setting: `tenure.prefix`; options: `tls`, `ca`, `cert`, `key` |
+/// | `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://…` with TLS | a Redis or Valkey server (feature `redis`); settings: `tenure.prefix`, `tenure.wait_replicas`, `tenure.ca_file`, `tenure.cert_file`, `tenure.key_file` |
+/// | `redis+cluster://HOST:PORT,HOST:PORT`, `rediss+cluster://…` | a cluster, by some of its servers; the same settings |
+/// | `redis+quorum://HOST:PORT,HOST:PORT,HOST:PORT`, `rediss+quorum://…` | independent servers, of which a majority decides; the same settings but for `tenure.wait_replicas` |
 ///
 /// # Errors
 /// [`Error::Invalid`] if the URL names no store, or has a setting that the store doesn't know.
@@ -95,8 +114,9 @@ pub fn store_at(url: &str) -> Result<Arc<dyn Store>> {
         return Err(url.refuse(format!("has the unknown scheme {:?}: use {}", url.scheme, known_schemes())));
     };
     let Some(make) = kind.make else {
+        let feature = kind.scheme.split('+').next().unwrap_or_default();
         return Err(
-            url.refuse(format!("needs a store that is not built in: enable tenure's cargo feature {:?}", kind.scheme))
+            url.refuse(format!("needs a store that is not built in: enable tenure's cargo feature {feature:?}"))
         );
     };
     url.check_settings(kind)?;
@@ -489,6 +509,35 @@ mod tests {
         assert!(refusal(&format!("mongodb://host/{}", "x".repeat(64))).starts_with("database \"xxx"));
         for url in ["mongodb://me:odd/hunter2@hunter2@host/", "mongodb://me:hunter2@hunter2@host/?tls=perhaps"] {
             assert!(!refusal(url).contains("hunter2"), "{}", refusal(url));
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "redis")]
+    fn redis_urls_name_one_server_or_those_of_a_cluster() {
+        for good in [
+            "redis://host",
+            "rediss://:hunter2@host:7000/3?protocol=resp3&tenure.ca_file=/ca.pem",
+            "valkeys://me:hunter2@[::1]:6379",
+            "redis+cluster://me:hunter2@a:1,b:2,c?tenure.prefix=app:locks&tenure.wait_replicas=2",
+        ] {
+            let store = store_at(good).unwrap();
+            assert!(!format!("{store:?}").contains("hunter2"), "{store:?}");
+        }
+        for (bad, why) in [
+            ("redis://host?timeout=3", "unknown option \"timeout\": redis knows protocol"),
+            ("redis://host?tenure.table=x", "redis knows tenure.prefix, tenure.wait_replicas"),
+            ("redis://a,b", "begin with redis+cluster"),
+            ("redis://me:hunter2@host/locks", "Invalid database number"),
+            ("redis://", "can't be read"),
+            ("rediss://host#insecure", "fragment"),
+            ("redis://host?tenure.ca_file=/ca.pem", "begin with rediss"),
+            ("rediss://host?tenure.cert_file=/c.pem", "give both"),
+            ("redis://host?tenure.prefix={x}", "tenure.prefix \"{x}\" must be"),
+            ("redis://host?tenure.wait_replicas=0", "tenure.wait_replicas \"0\" must be"),
+        ] {
+            let said = refusal(bad);
+            assert!(said.contains(why) && !said.contains("hunter2"), "{bad}: {said}");
         }
     }
 

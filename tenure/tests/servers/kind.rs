@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use xtask::services::{Etcd, MariaDb, MongoDb, PgBouncer, Postgres, Server};
+use xtask::services::{Etcd, MariaDb, MongoDb, PgBouncer, Postgres, Redis, Server};
 use xtask::tools::Tool;
 
-use super::{ON_ETCD, ON_EVERY_SERVER, ON_MARIADB, ON_MONGODB, ON_POSTGRES, ON_SQL, Test};
+use super::{ON_ETCD, ON_EVERY_SERVER, ON_MARIADB, ON_MONGODB, ON_POSTGRES, ON_REDIS, ON_SQL, Test};
 
 /// A kind of server, with one that all tests share which don't disturb each other.
 pub struct Kind {
@@ -53,6 +53,7 @@ pub enum Running {
     MariaDb(MariaDb),
     MongoDb(MongoDb),
     Etcd(Etcd),
+    Redis(Redis),
 }
 
 impl Kind {
@@ -132,6 +133,23 @@ impl Kind {
         }
     }
 
+    pub fn redis() -> Self {
+        Self {
+            name: "redis",
+            tools: Redis::TOOLS,
+            tests: &[ON_EVERY_SERVER, ON_REDIS],
+            has_pooler: false,
+            in_clear: "",
+            verified: "",
+            authority: "tenure.ca_file",
+            claim_request: str::to_owned,
+            start: |settings| Running::Redis(Redis::start_with(settings).unwrap()),
+            pooler: OnceLock::new(),
+            shared: OnceLock::new(),
+            sql: None,
+        }
+    }
+
     /// One member: what takes several is tested on clusters of their own.
     pub fn etcd() -> Self {
         Self {
@@ -191,10 +209,18 @@ impl Running {
         }
     }
 
+    pub fn redis(&self) -> &Redis {
+        match self {
+            Self::Redis(redis) => redis,
+            _ => panic!("this is another server"),
+        }
+    }
+
     /// Its URL, where it speaks TLS.
     pub fn tls_url(&self) -> String {
         match self {
             Self::MongoDb(mongodb) => mongodb.url_at(mongodb.tls_port()),
+            Self::Redis(redis) => redis.tls_url(),
             Self::Etcd(etcd) => etcd.tls_url(),
             server => server.url(),
         }
@@ -207,6 +233,7 @@ impl Running {
             Self::MariaDb(mariadb) => mariadb.ca_file(),
             Self::MongoDb(mongodb) => mongodb.ca_file(),
             Self::Etcd(etcd) => etcd.ca_file(),
+            Self::Redis(redis) => redis.ca_file(),
         }
     }
 }
@@ -220,6 +247,7 @@ impl Deref for Running {
             Self::MariaDb(mariadb) => mariadb,
             Self::MongoDb(mongodb) => mongodb,
             Self::Etcd(etcd) => etcd,
+            Self::Redis(redis) => redis,
         }
     }
 }

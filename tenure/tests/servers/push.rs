@@ -14,7 +14,7 @@ use super::kind::Kind;
 use super::support::{LONG, News, Raw, SECOND, connect, free_for, soon, unique, until, with, within};
 
 /// A backstop poll, and a busy machine.
-const ABOUT_THE_POLL: Duration = Duration::from_secs(5);
+pub const ABOUT_THE_POLL: Duration = Duration::from_secs(5);
 
 /// A table of the test's own: its name is also that of the notifications, and of the connections.
 struct Table {
@@ -52,7 +52,7 @@ impl Table {
 }
 
 /// A waiter that has been refused.
-async fn waiter(locks: &Locks, name: &str) -> JoinHandle<tenure::Result<tenure::Guard>> {
+pub async fn waiter(locks: &Locks, name: &str) -> JoinHandle<tenure::Result<tenure::Guard>> {
     let mut news = News::of(locks);
     let waiting = tokio::spawn(locks.lock(name).ttl(LONG).into_future());
     news.next(name, |kind| matches!(kind, EventKind::Contended(_))).await;
@@ -94,7 +94,7 @@ pub async fn a_release_wakes_a_waiter_sooner_than_its_poll(kind: &Kind) {
 }
 
 /// Most of the hand-overs take far less than the time after which a waiter would look by itself.
-async fn is_told(locks: &Locks, other: &Locks) {
+pub async fn is_told(locks: &Locks, other: &Locks) {
     let mut times = Vec::new();
     for _ in 0..9 {
         let guard = free_for(locks, "told", "").await;

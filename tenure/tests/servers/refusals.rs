@@ -33,14 +33,14 @@ pub async fn each_refusal_says_what_is_wrong_and_no_password(kind: &Kind) {
     assert_eq!(said.len(), 4, "{said:#?}");
 }
 
-async fn refusal(url: &str) -> Error {
+pub async fn refusal(url: &str) -> Error {
     let error = soon("a refusal", tenure::connect(url)).await.unwrap_err();
     assert!(matches!(error, Error::Store { .. }), "{error:?}");
     error
 }
 
 /// A port that nobody listens at.
-fn closed_port() -> u16 {
+pub fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

@@ -84,11 +84,11 @@ pub async fn heartbeats_go_on_while_the_runtime_of_the_pool_is_blocked(kind: &Ki
             client.database("tenure").run_command(mongodb::bson::doc! { "ping": 1 }).await.unwrap();
             is_held_while_all_is_blocked(kind, Arc::new(MongoStore::like(&options).unwrap())).await;
         }
-        Running::Etcd(_) => unreachable!("there is no pool for it"),
+        Running::Redis(_) | Running::Etcd(_) => unreachable!("there is no pool for it"),
     }
 }
 
-async fn is_held_while_all_is_blocked(kind: &Kind, store: Arc<dyn Store>) {
+pub async fn is_held_while_all_is_blocked(kind: &Kind, store: Arc<dyn Store>) {
     let ttl = 2 * SECOND;
     let locks = Locks::on(store).await.unwrap();
     let (name, other) = (unique("blocked"), connect(&kind.shared().url()).await);
