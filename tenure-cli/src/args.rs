@@ -29,7 +29,7 @@ Other codes of run, lead and fence are CMD's own.
 
 The store:
   --store URL, else TENURE_STORE, else a file in $XDG_STATE_HOME/tenure or ~/.local/state/tenure.
-  A URL is postgres://USER:PASSWORD@HOST/DATABASE, mysql://…, mongodb://…, redis://…, etcd://HOST:PORT,HOST:PORT, sqlite:PATH for all processes of a machine, or memory: for a \
+  A URL is postgres://USER:PASSWORD@HOST/DATABASE, mysql://…, mongodb://…, redis://…, redis+quorum://A,B,C, etcd://HOST:PORT,HOST:PORT, sqlite:PATH for all processes of a machine, or memory: for a \
 single one, to try things out.";
 
 const RUN_HELP: &str = "\

@@ -31,7 +31,7 @@
 //! - `mysql`: the store `mysql://…`, for MySQL and MariaDB.
 //! - `mongodb`: the stores `mongodb://…` and `mongodb+srv://…`, for MongoDB and what speaks its protocol.
 //! - `etcd`: the store `etcd://…`.
-//! - `redis`: the store `redis://…`, for Redis and Valkey.
+//! - `redis`: the stores `redis://…`, `redis+cluster://…` and `redis+quorum://…`, for Redis and Valkey.
 //! - `sqlite`, `postgres`, `mysql`: `RowFence`, the fence that is a row in your own database.
 //! - `signal`: [`shutdown_on_signal`], for services that run on tokio.
 //! - `conformance`: the tests that every store has to pass, for a store of your own.

@@ -54,7 +54,7 @@ pub mod url;
 ///
 /// **Tokens.** A grant's token is `max(last token of the name + 1, the store's clock in microseconds since 1970)`,
 /// worked out in the same atomic step as the grant, so that tokens rise across release, expiry, prune and loss of
-/// the data. A claim of the lease that holds the name, live, keeps its token and starts its term anew: it is a
+/// the data; or a count of all writes to the store, above such a time. A claim of the lease that holds the name, live, keeps its token and starts its term anew: it is a
 /// retry. A renewal leaves the token alone unless [`Renewal::rotate`] is set. A released record stays, to
 /// remember the token, unless the store remembers it apart from its records.
 ///
