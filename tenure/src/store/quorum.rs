@@ -55,8 +55,9 @@ const PRUNE_LIMIT: Duration = Duration::from_secs(60);
 /// How long connecting again may take.
 const MEND_LIMIT: Duration = Duration::from_secs(2);
 
-/// A call waits its turn at a server for as long as it may take there.
-const STATEMENT_LIMIT: Duration = Duration::from_secs(2);
+/// What is carried out later than this changes nothing. Longer than anybody waits: what is known of a server's clock may be
+/// older than it seems when this process is busy.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(3);
 
 /// When a majority has answered, the others have as much time again, and at least this.
 const FOR_STRAGGLERS: Duration = Duration::from_millis(2);

@@ -9,11 +9,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use super::scripts::{OwnScripts, greeting, voting};
-use super::{MEND_LIMIT, NODE_LIMIT, STORE};
+use super::{MEND_LIMIT, NODE_LIMIT, STATEMENT_LIMIT, STORE};
 use crate::error::{Error, Result};
 use crate::record::{LeaseId, Name, Record, Token};
 use crate::store::redis::address::TlsFiles;
-use crate::store::redis::link::{Link, On, is_without_vote};
+use crate::store::redis::link::{Link, On, is_late, is_without_vote};
 use crate::store::redis::node::Node;
 use crate::store::redis::term::{digits, seen, text, unexpected};
 use crate::store::seen::micros;
@@ -67,7 +67,7 @@ pub(super) struct Standing {
 
 impl Member {
     pub fn new(server: ConnectionInfo, tls: TlsFiles, prefix: &str, without_vote: Arc<Notify>) -> Self {
-        let link = Link::in_quorum(server, tls, prefix, greeting(), NODE_LIMIT);
+        let link = Link::in_quorum(server, tls, prefix, greeting(), STATEMENT_LIMIT);
         let node = Arc::new(Node { link, scripts: voting(), replicas: 0 });
         Self { node, own: OwnScripts::new(), without_vote, down: Default::default(), owed: Mutex::default() }
     }
@@ -95,7 +95,7 @@ impl Member {
         };
         match &answer {
             Err(error) if is_without_vote(error) => self.without_vote.notify_one(),
-            Err(error) if error.is_transient() => self.leave_alone(on, error),
+            Err(error) if error.is_transient() && !is_late(error) => self.leave_alone(on, error),
             _ => {}
         }
         answer

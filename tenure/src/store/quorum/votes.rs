@@ -146,7 +146,7 @@ fn most_told(records: Vec<Record>) -> Option<Record> {
 
 /// Not enough servers have answered. Trying again helps unless each of them has refused for good.
 pub(super) fn too_few(servers: usize, errors: &[Error]) -> Error {
-    let said: Vec<String> = errors.iter().map(|error| said(error)).collect();
+    let said: Vec<String> = errors.iter().map(said).collect();
     let (failed, needed) = (errors.len(), majority(servers));
     let why = format!("{failed} of {servers} servers failed, and {needed} are needed: {}", said.join("; "));
     match errors.iter().any(Error::is_transient) {

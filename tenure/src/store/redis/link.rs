@@ -352,6 +352,11 @@ struct Late(String);
 #[error("{0} has restarted, or lost its data, and has no vote until all that it may have forgotten is over")]
 struct NoVote(String);
 
+/// Whether a server says that a call came too late.
+pub(in crate::store) fn is_late(error: &Error) -> bool {
+    matches!(error, Error::Store { reason, .. } if reason.is::<Late>())
+}
+
 /// Whether this is one of a quorum's servers that says that it has no vote.
 pub(in crate::store) fn is_without_vote(error: &Error) -> bool {
     matches!(error, Error::Store { reason, .. } if reason.is::<NoVote>())
