@@ -119,7 +119,8 @@ impl QuorumStore {
         let found = ask_all(members, for_stragglers, ask).await;
         let found: Vec<_> = found.into_iter().map(Result::ok).collect();
         let (admitted, next) = admissions(&found);
-        let mut left = found.iter().flatten().filter(|standing| !standing.votes).count();
+        // One that can't be asked now may have none when it is back.
+        let mut left = found.iter().filter(|found| found.is_none_or(|standing| !standing.votes)).count();
         for admission in admitted {
             let member = &members[admission.member];
             let admit = member.admit(admission.since, admission.floor, admission.longest);
