@@ -168,7 +168,7 @@ pub struct Hold {
     /// What to hold: 1 to 255 bytes without control characters, such as report/daily
     #[arg(value_parser = |text: &str| Name::new(text))]
     pub name: Name,
-    /// How long the name stays held without renewal, 100ms to 24h: after a crash others wait this long
+    /// How long the name stays held without renewal, 100ms (etcd: 2s) to 24h: after a crash others wait this long
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = ttl)]
     pub ttl: Ttl,
     /// Keep the name closed for this long after the term expired unreleased, for work that can't check tokens

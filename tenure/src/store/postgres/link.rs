@@ -267,7 +267,7 @@ fn code(error: &sqlx::Error) -> Option<Arc<str>> {
 fn meaning(code: &str) -> (bool, &'static str) {
     match code {
         "28P01" => (false, "refuses the user or the password"),
-        "28000" => (false, "does not let this user in: see its pg_hba.conf"),
+        "28000" => (false, "does not let this user in: is there such a role, and does pg_hba.conf allow it?"),
         "3D000" => (false, "does not exist: create the database, or name another"),
         "3F000" => (false, "has no such schema: create it, or name another"),
         "42501" => (false, "does not give this user the right: see `tenure schema` for what is needed"),
