@@ -17,9 +17,9 @@ use crate::record::Name;
 use crate::term::Term;
 
 /// Rounds that come quickly, but leave a busy machine some time.
-pub(super) const ROUND: Duration = Duration::from_millis(100);
-/// Instances that are started together settle together.
-pub(super) const SETTLE: Duration = Duration::from_millis(1500);
+pub(super) const ROUND: Duration = Duration::from_millis(200);
+/// Instances that are started together settle together, also on a slow store.
+pub(super) const SETTLE: Duration = Duration::from_secs(4);
 /// For something to be shared out again.
 const SHARING: Duration = Duration::from_secs(30);
 

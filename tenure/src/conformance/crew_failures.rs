@@ -30,7 +30,9 @@ pub async fn a_crew_that_cannot_see_the_store_is_patient(subject: &Subject) {
     let (locks, store) = subject.connect_faulty().await;
     let a = site.start_on(locks, 50, Duration::ZERO, LONG);
     site.shared_out(&[&a], &[3]).await;
+    let under_way = store.lists();
     store.always(Call::List, Fault::Fail);
+    until("a look fails", || store.lists() > under_way).await;
     let before = store.lists();
     a.handle.add("new").expect("a task can be added");
     assert!(a.handle.remove("task-00"));
