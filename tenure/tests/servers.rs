@@ -188,6 +188,8 @@ const ON_ETCD: &[Test] = tests! {
         a_term_counts_from_the_keep_alive_of_its_lease,
         a_key_deleted_by_hand_is_told,
         a_key_that_nobody_holds_is_deleted,
+        a_term_that_was_held_too_long_does_not_live_on_with_its_lease,
+        a_name_that_passed_to_another_during_a_renewal_is_theirs,
         a_name_that_is_not_renewed_ends_though_its_lease_lives_on,
         a_grace_is_kept_though_its_lease_lives_on,
         a_cluster_that_lost_its_data_gives_larger_tokens,

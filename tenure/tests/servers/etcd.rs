@@ -7,6 +7,7 @@ use std::time::Duration;
 use tenure::store::url::store_at;
 use tenure::store::{Change, Claim, Gone, Outcome, Renewed};
 use tenure::{Error, Guard, Locks, Lost, Name, Token, Why};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 use xtask::proxy::Proxy;
 use xtask::services::{Etcd, EtcdCluster};
@@ -155,6 +156,79 @@ pub async fn a_key_that_nobody_holds_is_deleted(kind: &Kind) {
     etcd.ctl(&["put", &lease, &place.key("orphan"), value.trim_end()]).unwrap();
     frees(&other, "orphan", "though its lease is kept alive").await;
     renewed(&locks, "held").await;
+}
+
+/// A term that nobody renews, on a lease that claims alone keep alive, would be closed for ever, too.
+pub async fn a_term_that_was_held_too_long_does_not_live_on_with_its_lease(kind: &Kind) {
+    let url = Place::new(kind).url;
+    let (locks, other) = (connect(&url).await, connect(&url).await);
+    let stuck = locks.lock("stuck").ttl(3 * SECOND).max_hold(SECOND / 2).await.unwrap();
+    let claims = async {
+        loop {
+            hold(&locks, "short", 3 * SECOND).await.release().await.unwrap();
+            tokio::time::sleep(SECOND / 5).await;
+        }
+    };
+    let freed = async {
+        assert!(matches!(lost(&stuck).await, Why::HeldTooLong));
+        frees(&other, "stuck", "though claims keep its lease alive").await;
+    };
+    tokio::select! {
+        () = claims => {}
+        () = freed => {}
+    }
+}
+
+/// Leads to a server; replies on the second connection, which is that for renewals, take so much longer.
+async fn with_slow_renewals(server: u16, by: Duration) -> u16 {
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        for number in 1.. {
+            let (client, _) = listener.accept().await.unwrap();
+            let server = tokio::net::TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+            let ((mut asks, mut hears), (mut replies, mut asked)) = (client.into_split(), server.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut asks, &mut asked).await });
+            let (send, mut sent) = tokio::sync::mpsc::unbounded_channel::<(tokio::time::Instant, Vec<u8>)>();
+            tokio::spawn(async move {
+                let mut piece = vec![0; 1 << 16];
+                while let Ok(length @ 1..) = replies.read(&mut piece).await {
+                    let at = tokio::time::Instant::now() + if number == 2 { by } else { Duration::ZERO };
+                    let _ = send.send((at, piece[..length].to_vec()));
+                }
+            });
+            tokio::spawn(async move {
+                while let Some((at, piece)) = sent.recv().await {
+                    tokio::time::sleep_until(at).await;
+                    let _ = hears.write_all(&piece).await;
+                }
+            });
+        }
+    });
+    port
+}
+
+/// What a renewal hears of its lease may be old: a name that was released since is somebody else's, and is left alone.
+pub async fn a_name_that_passed_to_another_during_a_renewal_is_theirs(kind: &Kind) {
+    let (place, server) = (Place::new(kind), kind.shared().port());
+    let slow = with_slow_renewals(server, SECOND * 2 / 5).await;
+    let ours = Bare::open(&place.url.replace(&server.to_string(), &slow.to_string())).await;
+    let theirs = Bare::open(&place.url).await;
+    let claims = ["kept", "passed"].map(|name| claim_of(name, 30 * SECOND));
+    let tokens = ours.grant(&claims).await;
+    let pass = async {
+        // By now the lease was kept alive, and its keys were asked for.
+        tokio::time::sleep(SECOND * 3 / 5).await;
+        assert!(ours.release(&claims[1..], &tokens[1..]).await.remove(0).unwrap());
+        let claim = claim_of("passed", 30 * SECOND);
+        let tokens = theirs.grant(std::slice::from_ref(&claim)).await;
+        (claim, tokens)
+    };
+    let (kept, (claim, tokens)) = tokio::join!(ours.renew(&claims[..1], &tokens[..1]), pass);
+    assert!(renewal_is_kept(&kept), "{kept:?}");
+    tokio::time::sleep(SECOND).await;
+    let renewed = theirs.renew(&[claim], &tokens).await;
+    assert!(renewal_is_kept(&renewed), "{renewed:?}");
 }
 
 fn renewal_is_kept(renewed: &[Result<Renewed, Error>]) -> bool {

@@ -19,7 +19,7 @@ pub(super) const ATTEMPTS: usize = 3;
 impl Cluster {
     pub async fn claim(self: &Arc<Self>, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         self.bury();
-        let _under_way = self.leases.claiming(claims.iter().map(|claim| claim.name.clone()));
+        let _under_way = self.leases.claiming(claims);
         let mut kinds: BTreeMap<Kind, Vec<usize>> = BTreeMap::new();
         for (entry, claim) in claims.iter().enumerate() {
             kinds.entry(Kind::of(claim)).or_default().push(entry);
@@ -36,7 +36,7 @@ impl Cluster {
         gather(claims.len(), parts.iter().map(|(_, part)| part.as_slice()).zip(answers.await))
     }
 
-    async fn claim_part(&self, kind: Kind, claims: &[&Claim]) -> Result<Vec<Result<Outcome>>> {
+    async fn claim_part(self: &Arc<Self>, kind: Kind, claims: &[&Claim]) -> Result<Vec<Result<Outcome>>> {
         for _ in 0..ATTEMPTS {
             let base = self.base().await?;
             let shared = self.lease(kind).await?;
@@ -67,11 +67,16 @@ impl Cluster {
         Ok(TxnRequest { compare: vec![self.is_base(base)], success, failure: Vec::new() })
     }
 
-    /// A claim does not extend its lease, and a term on one that is nearly over is short.
-    async fn keep_if_worn(&self, shared: &Shared) {
-        if shared.is_worn() {
-            // If it fails, the grant says how much is left.
-            let _ = self.keep_alive(&self.link.main, shared.id).await;
+    /// A claim does not extend its lease, and a term on one that is nearly over is short. What is given up on the lease must
+    /// not live on with it, and there may be no renewals that would find it.
+    async fn keep_if_worn(self: &Arc<Self>, shared: &Shared) {
+        if !shared.is_worn() {
+            return;
+        }
+        // If it fails, the grant says how much is left.
+        if let Ok(Some(kept)) = self.keep_alive(&self.link.main, shared.id).await {
+            let cluster = self.clone();
+            tokio::spawn(async move { cluster.look_for_orphans(&cluster.link.main, kept.id).await });
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::records::Keys;
+use super::records::{Found, Keys};
 use crate::clock::Moment;
 use crate::record::{LeaseId, Name, Token, Ttl};
 use crate::store::Claim;
@@ -110,8 +110,8 @@ struct State {
     current: HashMap<Kind, i64>,
     leases: HashMap<i64, Shared>,
     held: HashMap<Name, Held>,
-    /// Names whose claims are under way: their keys may be there already.
-    claiming: HashMap<Name, usize>,
+    /// Claims that are under way: their keys may be there already.
+    claiming: HashMap<Name, Vec<LeaseId>>,
 }
 
 impl Leases {
@@ -163,11 +163,11 @@ impl Leases {
     }
 
     /// Notes that claims are under way, until the guard goes.
-    pub fn claiming(self: &Arc<Self>, names: impl Iterator<Item = Name>) -> Claiming {
-        let names: Vec<Name> = names.collect();
+    pub fn claiming(self: &Arc<Self>, claims: &[Claim]) -> Claiming {
+        let claims: Vec<(Name, LeaseId)> = claims.iter().map(|claim| (claim.name.clone(), claim.lease)).collect();
         let mut state = self.state();
-        names.iter().for_each(|name| *state.claiming.entry(name.clone()).or_default() += 1);
-        Claiming { leases: self.clone(), names }
+        claims.iter().for_each(|(name, lease)| state.claiming.entry(name.clone()).or_default().push(*lease));
+        Claiming { leases: self.clone(), claims }
     }
 
     pub fn hold(&self, claim: &Claim, shared: &Shared, granted: Granted) {
@@ -213,40 +213,40 @@ impl Leases {
         }
     }
 
-    /// Those of a lease's keys that nobody holds: of claims that were given up, and of terms that nobody has renewed.
+    /// Those of a lease's keys that nobody holds: of claims that were given up, and of terms that nobody has renewed; and
+    /// of claims that are under way, which only a look at the key tells from the others.
     pub fn orphans(&self, id: i64, keys: &Keys, listed: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let (state, now) = (self.state(), Moment::now());
         let is_wanted = |name: &Name| {
             let held = state.held.get(name).filter(|held| held.on == id);
             held.is_some_and(|held| now < held.since + held.kind.ttl + held.kind.grace)
         };
-        let is_orphan = |key: &&Vec<u8>| {
-            keys.read(key).is_some_and(|name| !state.claiming.contains_key(&name) && !is_wanted(&name))
-        };
+        let is_orphan = |key: &&Vec<u8>| keys.read(key).is_some_and(|name| !is_wanted(&name));
         listed.iter().filter(is_orphan).cloned().collect()
     }
 
-    /// Whether somebody holds or claims what is at a key now.
-    pub fn is_wanted(&self, name: &Name, create: i64) -> bool {
+    /// Whether somebody here holds or claims what is at a key now.
+    pub fn is_wanted(&self, found: &Found) -> bool {
         let (state, now) = (self.state(), Moment::now());
-        let held = state.held.get(name).filter(|held| held.create == create);
-        state.claiming.contains_key(name) || held.is_some_and(|held| now < held.since + held.kind.ttl + held.kind.grace)
+        let held = state.held.get(&found.name).filter(|held| held.create == found.create);
+        let is_claimed = state.claiming.get(&found.name).is_some_and(|leases| leases.contains(&found.lease));
+        is_claimed || held.is_some_and(|held| now < held.since + held.kind.ttl + held.kind.grace)
     }
 }
 
 /// Claims that are under way.
 pub(super) struct Claiming {
     leases: Arc<Leases>,
-    names: Vec<Name>,
+    claims: Vec<(Name, LeaseId)>,
 }
 
 impl Drop for Claiming {
     fn drop(&mut self) {
         let mut state = self.leases.state();
-        for name in &self.names {
-            if let Some(count) = state.claiming.get_mut(name) {
-                *count -= 1;
-                if *count == 0 {
+        for (name, lease) in &self.claims {
+            if let Some(leases) = state.claiming.get_mut(name) {
+                leases.iter().position(|other| other == lease).map(|place| leases.swap_remove(place));
+                if leases.is_empty() {
                     state.claiming.remove(name);
                 }
             }

@@ -7,6 +7,7 @@ use super::STORE;
 use super::claims::ATTEMPTS;
 use super::cluster::Cluster;
 use super::leases::Held;
+use super::link::Lane;
 use super::messages::{Against, Compare, LeaseTimeToLiveRequest, Op, TxnRequest, TxnResponse};
 use super::parts::{PART, all, parts, size};
 use super::records::{Found, Mark, Value};
@@ -43,13 +44,19 @@ impl Cluster {
     async fn renew_lease(self: &Arc<Self>, id: i64) -> Result<Option<Round>> {
         let lane = &self.link.renewals;
         let Some(shared) = self.keep_alive(lane, id).await? else { return Ok(None) };
+        let keys = self.look_for_orphans(lane, id).await?;
+        Ok(keys.map(|keys| Round { since: shared.since, keys: keys.into_iter().collect() }))
+    }
+
+    /// The keys of a lease; those that nobody holds are deleted. `None` if it is lost.
+    pub async fn look_for_orphans(self: &Arc<Self>, lane: &Lane, id: i64) -> Result<Option<Vec<Vec<u8>>>> {
         let answer = self.link.call(lane, LeaseTimeToLiveRequest { id, keys: true }).await?;
         if answer.ttl < 0 {
             self.leases.lost(id);
             return Ok(None);
         }
-        self.delete_orphans(self.leases.orphans(id, &self.keys, &answer.keys));
-        Ok(Some(Round { since: shared.since, keys: answer.keys.into_iter().collect() }))
+        self.delete_orphans(id, self.leases.orphans(id, &self.keys, &answer.keys));
+        Ok(Some(answer.keys))
     }
 
     /// What became of a term; `None` if that is not known yet.
@@ -176,8 +183,8 @@ impl Cluster {
     }
 
     /// Deletes keys that are on a lease of ours and that nobody here holds: kept alive with the others, they would be closed
-    /// for ever.
-    fn delete_orphans(self: &Arc<Self>, keys: Vec<Vec<u8>>) {
+    /// for ever. By now somebody else may have such a name, on a lease of their own.
+    fn delete_orphans(self: &Arc<Self>, id: i64, keys: Vec<Vec<u8>>) {
         if keys.is_empty() {
             return;
         }
@@ -187,7 +194,7 @@ impl Cluster {
             let Ok(found) = cluster.fetch(&cluster.link.main, &keys).await else { return };
             let found = found.into_iter().flatten().filter_map(|kv| Found::read(&cluster.keys, kv).ok());
             let orphans: Vec<Found> =
-                found.filter(|found| !cluster.leases.is_wanted(&found.name, found.create)).collect();
+                found.filter(|found| found.on == id && !cluster.leases.is_wanted(found)).collect();
             let delete = |found: &Found| {
                 let key = cluster.keys.name(found.name.as_str());
                 let is_unchanged = Compare::new(&key, Against::Modified(found.modified));
