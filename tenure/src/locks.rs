@@ -25,7 +25,9 @@ const PAGE: usize = 1000;
 /// Housekeeping looks at every record.
 const PRUNE_LIMIT: Duration = Duration::from_secs(60);
 /// A name that changes hands as quickly as it is evicted is not stuck.
-const EVICT_TRIES: usize = 3;
+const EVICT_TRIES: usize = 4;
+/// Longer than a renewal takes.
+const EVICT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connects to the store that `url` names: `memory:`, `sqlite:PATH`, `postgres://…`, `mysql://…`.
 ///
@@ -239,6 +241,7 @@ impl Locks {
     pub async fn evict(&self, name: impl AsRef<str>, by: impl AsRef<str>) -> Result<Option<Record>> {
         let name = Name::new(name)?;
         let by: Arc<str> = checked_owner(by.as_ref().into()).map_err(|_| bad_by(by.as_ref()))?.into();
+        let mut failed = None;
         for _ in 0..EVICT_TRIES {
             let Some(record) = self.get(&name).await? else { return Ok(None) };
             let end = Ended {
@@ -247,17 +250,26 @@ impl Locks {
                 first: Some(record.first),
                 evicted_by: Some(by.clone()),
             };
-            if self.end(end).await? {
-                self.shared.send(Message::Evicted(name));
-                return Ok(Some(record));
+            match self.end(end).await? {
+                Ok(true) => {
+                    self.shared.send(Message::Evicted(name));
+                    return Ok(Some(record));
+                }
+                Ok(false) => failed = None,
+                // Somebody has the record locked for a moment: the holder, who renews, as a rule.
+                Err(error) if error.is_transient() => {
+                    failed = Some(error);
+                    self.pause(EVICT_PAUSE).await?;
+                }
+                Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        failed.map_or(Ok(None), Err)
     }
 
-    async fn end(&self, end: Ended) -> Result<bool> {
+    async fn end(&self, end: Ended) -> Result<Result<bool>> {
         let mut freed = self.shared.call(CALL_LIMIT, |store| async move { store.release(&[end]).await }).await?;
-        freed.pop().unwrap_or(Ok(false))
+        Ok(freed.pop().unwrap_or(Ok(false)))
     }
 
     /// Figures about all names of the store.
