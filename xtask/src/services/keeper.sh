@@ -8,8 +8,12 @@ server=
 
 while read -r line; do server=$line; done
 
-# A process id may belong to a stranger by now: a server has its folder in its arguments.
-is_ours() { grep -qaF -- "$folder" "/proc/$server/cmdline" 2>/dev/null; }
+# A process id may belong to a stranger by now: a server has its folder in its arguments, or, if it writes something else
+# there, as Redis does, works in it.
+is_ours() {
+    case $(readlink "/proc/$server/cwd" 2>/dev/null) in "$folder"*) return ;; esac
+    grep -qaF -- "$folder" "/proc/$server/cmdline" 2>/dev/null
+}
 
 children() {
     for stat in /proc/[0-9]*/stat; do
