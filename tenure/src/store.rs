@@ -166,6 +166,18 @@ pub struct Finding {
     pub weakens: bool,
 }
 
+impl Finding {
+    /// Something that weakens no promise.
+    pub fn fine(what: &str, says: String) -> Self {
+        Self { what: what.into(), says, weakens: false }
+    }
+
+    /// Something that weakens a promise.
+    pub fn weak(what: &str, says: String) -> Self {
+        Self { what: what.into(), says, weakens: true }
+    }
+}
+
 /// Asks for a name.
 #[derive(Clone, Debug)]
 pub struct Claim {

@@ -39,7 +39,7 @@ pub(super) async fn findings(cluster: &Cluster) -> Result<Vec<Finding>> {
         vec![version(&statuses), endpoints(&statuses)],
         members.iter().map(voters).collect(),
         vec![alarms(&statuses), clock(newest, records::now())],
-        vec![fine("records", format!("{} held; a name that nobody holds leaves none", held.count))],
+        vec![Finding::fine("records", format!("{} held; a name that nobody holds leaves none", held.count))],
     ]
     .concat())
 }
@@ -53,7 +53,7 @@ fn version(statuses: &Statuses) -> Finding {
     versions.dedup();
     let named = format!("etcd {}", versions.join(", "));
     match versions.iter().any(|version| has_lease_bugs(&numbers(version))) {
-        true => weak(
+        true => Finding::weak(
             "version",
             format!(
                 "{named}: before 3.4.29 and 3.5.12, a leader that hangs and is replaced may then revoke leases that its \
@@ -61,7 +61,7 @@ fn version(statuses: &Statuses) -> Finding {
                  with a fence"
             ),
         ),
-        false => fine("version", named),
+        false => Finding::fine("version", named),
     }
 }
 
@@ -77,9 +77,9 @@ fn endpoints(statuses: &Statuses) -> Finding {
     };
     let broken: Vec<String> = statuses.iter().filter_map(broken).collect();
     match (broken.is_empty(), statuses.len()) {
-        (true, 1) => fine("endpoints", "one, and it answers; name the others too, for when it fails".into()),
-        (true, count) => fine("endpoints", format!("all {count} answer")),
-        (false, count) => weak(
+        (true, 1) => Finding::fine("endpoints", "one, and it answers; name the others too, for when it fails".into()),
+        (true, count) => Finding::fine("endpoints", format!("all {count} answer")),
+        (false, count) => Finding::weak(
             "endpoints",
             format!(
                 "{} of {count} would not do: {}; bring them back, or take them out",
@@ -93,15 +93,16 @@ fn endpoints(statuses: &Statuses) -> Finding {
 fn voters(list: &MemberListResponse) -> Finding {
     let count = list.members.iter().filter(|member| !member.is_learner).count();
     match count {
-        1 => weak(
+        1 => Finding::weak(
             "members",
             "one only: when it is down nobody can lock or renew, and with its disk all locks are lost; run three"
                 .into(),
         ),
-        _ if count % 2 == 0 => {
-            fine("members", format!("{count}: no more of them may fail than of {}; run an odd number", count - 1))
-        }
-        _ => fine("members", format!("{count}: {} may fail", count / 2)),
+        _ if count % 2 == 0 => Finding::fine(
+            "members",
+            format!("{count}: no more of them may fail than of {}; run an odd number", count - 1),
+        ),
+        _ => Finding::fine("members", format!("{count}: {} may fail", count / 2)),
     }
 }
 
@@ -112,8 +113,8 @@ fn alarms(statuses: &Statuses) -> Finding {
         .flat_map(|status| status.errors.iter().map(String::as_str))
         .collect();
     match errors.is_empty() {
-        true => fine("alarms", "none".into()),
-        false => weak(
+        true => Finding::fine("alarms", "none".into()),
+        false => Finding::weak(
             "alarms",
             format!(
                 "{}: with NOSPACE nothing is granted any more; compact and defragment, then disarm it with etcdctl alarm \
@@ -127,8 +128,8 @@ fn alarms(statuses: &Statuses) -> Finding {
 /// The newest token against this machine's clock: whoever finds a cluster without a base makes one of its clock.
 fn clock(newest: u64, now: u64) -> Finding {
     match newest <= now {
-        true => fine("clock", "the newest token is behind this machine's clock, as it should be".into()),
-        false => weak(
+        true => Finding::fine("clock", "the newest token is behind this machine's clock, as it should be".into()),
+        false => Finding::weak(
             "clock",
             format!(
                 "the newest token is {} s ahead of this machine's clock: were the cluster's data lost now, tokens would \
@@ -141,14 +142,6 @@ fn clock(newest: u64, now: u64) -> Finding {
 
 fn numbers(version: &str) -> Vec<u64> {
     version.split(['.', '-', '+']).map_while(|part| part.parse().ok()).collect()
-}
-
-fn fine(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: false }
-}
-
-fn weak(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: true }
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub(super) async fn findings(store: &MongoStore) -> Result<Vec<Finding>> {
     let server = store.look_at_server().await?;
     Ok(vec![
         version(&build),
-        fine("rights", "find, insert, update and remove are granted".into()),
+        Finding::fine("rights", "find, insert, update and remove are granted".into()),
         replicas(&server, &hello),
         acknowledgment(&store.concern),
         clock(&hello, asked, answered),
@@ -35,8 +35,8 @@ fn version(build: &Document) -> Finding {
     let version = build.get_str("version").unwrap_or("of an unknown version");
     // It gives the version of MongoDB that it stands in for, and its own apart.
     match build.get_document("ferretdb").and_then(|ferret| ferret.get_str("version")) {
-        Ok(own) => fine("version", format!("FerretDB {own}, in the place of MongoDB {version}")),
-        Err(_) => fine("version", format!("MongoDB {version}")),
+        Ok(own) => Finding::fine("version", format!("FerretDB {own}, in the place of MongoDB {version}")),
+        Err(_) => Finding::fine("version", format!("MongoDB {version}")),
     }
 }
 
@@ -45,15 +45,15 @@ fn replicas(server: &Server, hello: &Document) -> Finding {
     match hello.get_str("setName") {
         Ok(name) => {
             let members = hello.get_array("hosts").map_or(0, Vec::len);
-            fine(what, format!("{name:?} with {members} members: their clocks must agree"))
+            Finding::fine(what, format!("{name:?} with {members} members: their clocks must agree"))
         }
-        Err(_) if server.replicated => weak(
+        Err(_) if server.replicated => Finding::weak(
             what,
             "is behind a router of a sharded cluster, and each router decides by its own clock: keep their clocks together, or \
              name one router alone in the URL"
                 .into(),
         ),
-        Err(_) => weak(
+        Err(_) => Finding::weak(
             what,
             "is none: what this one server loses, with its disk or in a fail-over of its own, was acknowledged by no other, \
              and two may hold a name; use a replica set"
@@ -65,21 +65,21 @@ fn replicas(server: &Server, hello: &Document) -> Finding {
 fn acknowledgment(concern: &WriteConcern) -> Finding {
     let what = "write concern";
     match &concern.w {
-        None | Some(Acknowledgment::Majority) if concern.journal == Some(false) => weak(
+        None | Some(Acknowledgment::Majority) if concern.journal == Some(false) => Finding::weak(
             what,
             "is majority without the journal: members that crash together may forget a grant, and two hold a name; leave \
              journal out of the URL"
                 .into(),
         ),
-        None | Some(Acknowledgment::Majority) => fine(what, "is majority: a fail-over keeps every grant".into()),
-        Some(Acknowledgment::Nodes(nodes)) => weak(
+        None | Some(Acknowledgment::Majority) => Finding::fine(what, "is majority: a fail-over keeps every grant".into()),
+        Some(Acknowledgment::Nodes(nodes)) => Finding::weak(
             what,
             format!(
                 "is w={nodes}, as the URL says: a fail-over may undo a grant that its holder goes by, and two hold a name; \
                  leave w out of the URL"
             ),
         ),
-        Some(other) => fine(what, format!("is {other:?}, of which only you can say whether it is at least a majority")),
+        Some(other) => Finding::fine(what, format!("is {other:?}, of which only you can say whether it is at least a majority")),
     }
 }
 
@@ -87,16 +87,16 @@ fn acknowledgment(concern: &WriteConcern) -> Finding {
 /// probably far from theirs.
 fn clock(hello: &Document, asked: SystemTime, answered: SystemTime) -> Finding {
     let Ok(time) = hello.get_datetime("localTime") else {
-        return weak("clock", "is not told by the server: compare it with those of the other members".into());
+        return Finding::weak("clock", "is not told by the server: compare it with those of the other members".into());
     };
     let time = UNIX_EPOCH + Duration::from_millis(time.timestamp_millis().try_into().unwrap_or(0));
     let behind = asked.duration_since(time).unwrap_or_default();
     let ahead = time.duration_since(answered).unwrap_or_default();
     if behind.max(ahead) <= APART {
-        return fine("clock", format!("agrees with this machine's within {APART:?}"));
+        return Finding::fine("clock", format!("agrees with this machine's within {APART:?}"));
     }
     let (by, which) = if ahead > behind { (ahead, "ahead of") } else { (behind, "behind") };
-    weak(
+    Finding::weak(
         "clock",
         format!(
             "is {by:.1?} {which} this machine's: one of them is wrong; if it is the server's, terms end early, or late, when it \
@@ -109,21 +109,16 @@ fn records(counts: Option<&Document>) -> Finding {
     let count = |what: &str| counts.map_or(0, |counts| number(counts, what));
     let (held, free) = (count("held"), count("free"));
     let expired = count("all") - held - free;
-    fine("records", format!("{held} held, {expired} expired, {free} free: prune forgets those that stay unused"))
+    Finding::fine(
+        "records",
+        format!("{held} held, {expired} expired, {free} free: prune forgets those that stay unused"),
+    )
 }
 
 /// Servers differ in the types of their sums.
 fn number(document: &Document, what: &str) -> i64 {
     let number = document.get(what);
     number.and_then(|n| n.as_i64().or(n.as_i32().map(i64::from)).or(n.as_f64().map(|n| n as i64))).unwrap_or(0)
-}
-
-fn fine(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: false }
-}
-
-fn weak(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: true }
 }
 
 #[cfg(test)]

@@ -20,11 +20,11 @@ pub(super) fn findings(rows: &[MySqlRow]) -> Result<Vec<Finding>> {
     let some = [binlog(&facts), writes(&facts), galera(&facts)];
     let mut findings = vec![
         version(facts.text("version")),
-        fine("rights", "select, insert, update and delete are granted".into()),
+        Finding::fine("rights", "select, insert, update and delete are granted".into()),
         commits(&facts),
     ];
     findings.extend(some.into_iter().flatten());
-    findings.extend([clock(&facts), replicas(&facts), connections(&facts), fine("records", records)]);
+    findings.extend([clock(&facts), replicas(&facts), connections(&facts), Finding::fine("records", records)]);
     Ok(findings)
 }
 
@@ -53,14 +53,14 @@ impl Facts {
 
 fn version(version: &str) -> Finding {
     let kind = if version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
-    fine("version", format!("{kind} {}", version.replace("-MariaDB", "")))
+    Finding::fine("version", format!("{kind} {}", version.replace("-MariaDB", "")))
 }
 
 fn commits(facts: &Facts) -> Finding {
     let what = "innodb_flush_log_at_trx_commit";
     match facts.text(what) {
-        "1" => fine(what, "is 1: a grant is on disk before its holder hears of it".into()),
-        setting => weak(
+        "1" => Finding::fine(what, "is 1: a grant is on disk before its holder hears of it".into()),
+        setting => Finding::weak(
             what,
             format!(
                 "is {setting}: a crash may undo the last second's grants, though their holders go by them, and two hold a \
@@ -76,11 +76,11 @@ fn binlog(facts: &Facts) -> Option<Finding> {
     }
     if facts.text("binlog_format") == "STATEMENT" {
         let says = "is STATEMENT, which can't carry what Tenure writes: set it to ROW or MIXED";
-        return Some(weak("binlog_format", says.into()));
+        return Some(Finding::weak("binlog_format", says.into()));
     }
     Some(match facts.text("sync_binlog") {
-        "1" => fine("sync_binlog", "is 1: the binary log is on disk with each grant".into()),
-        setting => weak(
+        "1" => Finding::fine("sync_binlog", "is 1: the binary log is on disk with each grant".into()),
+        setting => Finding::weak(
             "sync_binlog",
             format!(
                 "is {setting}: after a crash of the machine, replicas and the server may disagree about the last grants, and \
@@ -93,19 +93,19 @@ fn binlog(facts: &Facts) -> Option<Finding> {
 fn writes(facts: &Facts) -> Option<Finding> {
     let says =
         "is on: this server can't grant anything, unless the user may write nevertheless; connect to the primary";
-    (facts.is_on("read_only") || facts.is_on("super_read_only")).then(|| weak("read_only", says.into()))
+    (facts.is_on("read_only") || facts.is_on("super_read_only")).then(|| Finding::weak("read_only", says.into()))
 }
 
 fn galera(facts: &Facts) -> Option<Finding> {
     let says = "this server is part of a cluster: conflicts between its nodes come out at commit, and those calls are made \
                 again; the nodes' clocks must agree";
-    facts.is_on("wsrep_on").then(|| fine("galera", says.into()))
+    facts.is_on("wsrep_on").then(|| Finding::fine("galera", says.into()))
 }
 
 fn clock(facts: &Facts) -> Finding {
     match facts.is_on("sysdate_moves") {
-        true => fine("clock", "sysdate() is the time of its reading".into()),
-        false => weak(
+        true => Finding::fine("clock", "sysdate() is the time of its reading".into()),
+        false => Finding::weak(
             "clock",
             "sysdate-is-now is set: time stands still within a statement, and one that takes long goes by an old time; \
              start the server without it"
@@ -118,7 +118,7 @@ fn replicas(facts: &Facts) -> Finding {
     let synchronous = facts.number("rpl_semi_sync_source_clients") + facts.number("rpl_semi_sync_master_clients");
     let all = facts.number("replicas").max(facts.number("slaves_connected")).max(synchronous);
     if all > synchronous {
-        weak(
+        Finding::weak(
             "replication",
             format!(
                 "{} of {all} replicas are asynchronous: a fail-over to one of them may lose the last grants, and two hold a \
@@ -127,11 +127,11 @@ fn replicas(facts: &Facts) -> Finding {
             ),
         )
     } else if all > 0 {
-        fine("replication", format!("{all} replicas, all semi-synchronous"))
+        Finding::fine("replication", format!("{all} replicas, all semi-synchronous"))
     } else if facts.number("sees_all") == 0 {
-        fine("replication", "can't be seen by this user, who has no right to PROCESS".into())
+        Finding::fine("replication", "can't be seen by this user, who has no right to PROCESS".into())
     } else {
-        fine("replication", "no replica is connected".into())
+        Finding::fine("replication", "no replica is connected".into())
     }
 }
 
@@ -139,12 +139,4 @@ fn connections(facts: &Facts) -> Finding {
     let (used, allowed) = (facts.number("threads_connected"), facts.number("max_connections"));
     let says = format!("{used} of {allowed} in use; each process takes up to five");
     Finding { what: "connections".into(), says, weakens: used + 5 > allowed }
-}
-
-fn fine(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: false }
-}
-
-fn weak(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: true }
 }

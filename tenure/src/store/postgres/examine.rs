@@ -18,27 +18,30 @@ pub(super) fn findings(row: &PgRow, push: bool) -> Result<Vec<Finding>> {
         number(row, "free")?
     );
     Ok(vec![
-        fine("version", version),
-        fine("rights", "select, insert, update and delete are granted".into()),
+        Finding::fine("version", version),
+        Finding::fine("rights", "select, insert, update and delete are granted".into()),
         commits(row)?,
         disk(row)?,
         replicas(row)?,
         connections(row)?,
         pooler(push),
-        fine("records", records),
+        Finding::fine("records", records),
     ])
 }
 
 fn commits(row: &PgRow) -> Result<Finding> {
     let setting = text(row, "synchronous_commit")?;
     Ok(match setting.as_str() {
-        "off" => weak(
+        "off" => Finding::weak(
             "synchronous_commit",
             "is off: a crash of the server may undo a grant that its holder goes by, and two hold the name; set it to \
              on for this role: alter role … set synchronous_commit = on"
                 .into(),
         ),
-        _ => fine("synchronous_commit", format!("is {setting}: a grant is on disk before its holder hears of it")),
+        _ => Finding::fine(
+            "synchronous_commit",
+            format!("is {setting}: a grant is on disk before its holder hears of it"),
+        ),
     })
 }
 
@@ -48,8 +51,8 @@ fn disk(row: &PgRow) -> Result<Finding> {
         .filter_map(|(setting, value)| (value == "off").then_some(setting))
         .collect();
     Ok(match off.is_empty() {
-        true => fine("disk", "fsync and full_page_writes are on".into()),
-        false => weak(
+        true => Finding::fine("disk", "fsync and full_page_writes are on".into()),
+        false => Finding::weak(
             "disk",
             format!(
                 "{} off: a crash of the machine may undo grants or damage the table; turn it on",
@@ -62,9 +65,9 @@ fn disk(row: &PgRow) -> Result<Finding> {
 fn replicas(row: &PgRow) -> Result<Finding> {
     let (all, synchronous) = (number(row, "replicas")?, number(row, "synchronous_replicas")?);
     Ok(if flag(row, "standby")? {
-        weak("replication", "this server is a standby: it can't grant anything; connect to the primary".into())
+        Finding::weak("replication", "this server is a standby: it can't grant anything; connect to the primary".into())
     } else if all > synchronous {
-        weak(
+        Finding::weak(
             "replication",
             format!(
                 "{} of {all} replicas are asynchronous: a fail-over to one of them may lose the last grants, and two hold a \
@@ -73,9 +76,9 @@ fn replicas(row: &PgRow) -> Result<Finding> {
             ),
         )
     } else if all > 0 {
-        fine("replication", format!("{all} replicas, all synchronous"))
+        Finding::fine("replication", format!("{all} replicas, all synchronous"))
     } else {
-        fine("replication", "no replica is connected".into())
+        Finding::fine("replication", "no replica is connected".into())
     })
 }
 
@@ -87,8 +90,8 @@ fn connections(row: &PgRow) -> Result<Finding> {
 
 fn pooler(push: bool) -> Finding {
     match push {
-        true => fine("notifications", "arrive: a release wakes those who wait for it".into()),
-        false => fine(
+        true => Finding::fine("notifications", "arrive: a release wakes those who wait for it".into()),
+        false => Finding::fine(
             "notifications",
             "don't arrive: a pooler in transaction mode is in between, or they are swallowed. Locks work, but those who \
              wait find out by looking, and each call takes four round trips; give Tenure a direct connection if that \
@@ -96,14 +99,6 @@ fn pooler(push: bool) -> Finding {
                 .into(),
         ),
     }
-}
-
-fn fine(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: false }
-}
-
-fn weak(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: true }
 }
 
 fn text(row: &PgRow, column: &str) -> Result<String> {

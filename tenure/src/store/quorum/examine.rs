@@ -9,7 +9,7 @@ use super::votes::{majority, too_few};
 use super::{NODE_LIMIT, STORE};
 use crate::error::{Error, Result};
 use crate::store::Finding;
-use crate::store::redis::examine::{Info, eviction, fine, version, weak};
+use crate::store::redis::examine::{Info, eviction, version};
 
 /// What a server says of itself.
 struct Said {
@@ -28,7 +28,7 @@ pub(super) async fn findings(members: &[Arc<Member>]) -> Result<Vec<Finding>> {
         match ask(member).await {
             Ok(answer) => said.push(answer),
             Err(error) => {
-                findings.push(weak("server", format!("{} can't be asked: {error}", member.place())));
+                findings.push(Finding::weak("server", format!("{} can't be asked: {error}", member.place())));
                 errors.push(error);
             }
         }
@@ -55,8 +55,8 @@ async fn ask(member: &Member) -> Result<Said> {
 fn number(servers: usize) -> Finding {
     let (needed, spare) = (majority(servers), servers - majority(servers));
     match servers % 2 {
-        1 => fine("servers", format!("{servers}: {needed} must agree, and {spare} may fail")),
-        _ => weak(
+        1 => Finding::fine("servers", format!("{servers}: {needed} must agree, and {spare} may fail")),
+        _ => Finding::weak(
             "servers",
             format!(
                 "{servers} is even: {needed} must agree, and {spare} may fail, as with {}; add one, or leave one out",
@@ -76,7 +76,7 @@ fn one(said: &Said) -> Vec<Finding> {
             said.place,
             standing.age.as_secs()
         );
-        findings.push(weak("vote", says));
+        findings.push(Finding::weak("vote", says));
     }
     findings
 }
@@ -92,7 +92,7 @@ fn independence(said: &[Said]) -> Finding {
                 "{} and {} are one server: it has two votes, and takes both with it",
                 said[other].place, one.place
             );
-            return weak(what, says);
+            return Finding::weak(what, says);
         }
         if one.info.get("role") == "slave" {
             let of = format!("{}:{}", one.info.get("master_host"), one.info.get("master_port"));
@@ -100,8 +100,8 @@ fn independence(said: &[Said]) -> Finding {
                 "{} is a replica of {of}: it can't be written to, and has no vote of its own; name a primary",
                 one.place
             );
-            return weak(what, says);
+            return Finding::weak(what, says);
         }
     }
-    fine(what, "no two of them are the same server, and none is a replica".into())
+    Finding::fine(what, "no two of them are the same server, and none is a replica".into())
 }

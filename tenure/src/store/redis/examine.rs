@@ -60,7 +60,7 @@ impl Info {
 /// What is known of a server, and what is not for want of a right.
 pub(in crate::store) async fn findings(link: &Link, replicas: usize) -> Result<Vec<Finding>> {
     let Some(info) = Info::of(link).await? else {
-        return Ok(vec![fine(
+        return Ok(vec![Finding::fine(
             "settings",
             "this user may not ask for them: let it INFO and CONFIG GET to have them checked".into(),
         )]);
@@ -87,7 +87,7 @@ pub(in crate::store) fn version(info: &Info) -> Finding {
         "" => format!("Redis {}", info.get("redis_version")),
         valkey => format!("Valkey {valkey}"),
     };
-    fine("version", format!("{said}, {}", info.get("redis_mode")))
+    Finding::fine("version", format!("{said}, {}", info.get("redis_mode")))
 }
 
 /// Without a limit nothing is evicted, whatever the policy.
@@ -95,13 +95,13 @@ pub(in crate::store) fn eviction(info: &Info) -> Finding {
     let (limit, policy) = (info.get("maxmemory"), info.get("maxmemory_policy"));
     let what = "maxmemory-policy";
     match (limit, policy) {
-        (_, "noeviction") => fine(what, "is noeviction: a full server refuses, and forgets nothing".into()),
+        (_, "noeviction") => Finding::fine(what, "is noeviction: a full server refuses, and forgets nothing".into()),
         // None of our keys has an expiry of the server's.
         (_, policy) if policy.starts_with("volatile") => {
-            fine(what, format!("is {policy}: it takes only keys that expire, and ours don't"))
+            Finding::fine(what, format!("is {policy}: it takes only keys that expire, and ours don't"))
         }
-        ("0", policy) => fine(what, format!("is {policy}, but there is no maxmemory: nothing is evicted")),
-        (_, policy) => weak(
+        ("0", policy) => Finding::fine(what, format!("is {policy}, but there is no maxmemory: nothing is evicted")),
+        (_, policy) => Finding::weak(
             what,
             format!(
                 "is {policy}: a full server drops all locks at once, and two hold a name; set it to noeviction, or use a \
@@ -114,7 +114,7 @@ pub(in crate::store) fn eviction(info: &Info) -> Finding {
 fn persistence(info: &Info, save: Option<String>, fsync: Option<String>) -> Finding {
     let what = "persistence";
     let weak = |says: &str| {
-        weak(
+        Finding::weak(
             what,
             format!(
                 "{says} forgets grants that their holders go by, and two hold a name; check tokens with a fence, or {}",
@@ -123,7 +123,7 @@ fn persistence(info: &Info, save: Option<String>, fsync: Option<String>) -> Find
         )
     };
     match (info.get("aof_enabled"), fsync.as_deref(), save.as_deref()) {
-        ("1", Some("always"), _) => fine(what, "a grant is on disk before its holder hears of it".into()),
+        ("1", Some("always"), _) => Finding::fine(what, "a grant is on disk before its holder hears of it".into()),
         ("1", Some("no"), _) => weak("appendfsync is no: a crash of the machine"),
         ("1", _, _) => weak("appendfsync is everysec: a crash of the machine, not of the server alone,"),
         (_, _, Some("")) => weak("there is none: a restart"),
@@ -134,22 +134,22 @@ fn persistence(info: &Info, save: Option<String>, fsync: Option<String>) -> Find
 fn replication(info: &Info, waits_for: usize) -> Finding {
     let (what, connected) = ("replication", info.get("connected_slaves").parse::<usize>().unwrap_or(0));
     if info.get("role") == "slave" {
-        return weak(what, "this server is a replica: it can't grant anything; connect to the primary".into());
+        return Finding::weak(what, "this server is a replica: it can't grant anything; connect to the primary".into());
     }
     match (connected, waits_for) {
-        (0, 0) => fine(what, "no replica is connected".into()),
-        (_, wanted) if connected < wanted => weak(
+        (0, 0) => Finding::fine(what, "no replica is connected".into()),
+        (_, wanted) if connected < wanted => Finding::weak(
             what,
             format!("{connected} replicas are connected, and tenure.wait_replicas is {wanted}: nothing is granted"),
         ),
-        (_, 0) => weak(
+        (_, 0) => Finding::weak(
             what,
             format!(
                 "{connected} replicas get a grant after its holder has heard of it: a fail-over may lose the last ones, and \
                  two hold a name; set tenure.wait_replicas, and check tokens with a fence"
             ),
         ),
-        (_, wanted) => fine(
+        (_, wanted) => Finding::fine(
             what,
             format!(
                 "{connected} replicas, and {wanted} must have a grant before it counts; a fail-over to another may still \
@@ -157,14 +157,6 @@ fn replication(info: &Info, waits_for: usize) -> Finding {
             ),
         ),
     }
-}
-
-pub(in crate::store) fn fine(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: false }
-}
-
-pub(in crate::store) fn weak(what: &str, says: String) -> Finding {
-    Finding { what: what.into(), says, weakens: true }
 }
 
 #[cfg(test)]
