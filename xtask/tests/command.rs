@@ -9,14 +9,31 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use xtask::services::{MariaDb, PgBouncer, Postgres};
+use xtask::services::{Etcd, MariaDb, MongoDb, PgBouncer, Postgres, Redis};
 use xtask::tools::skip;
 
-const VARIABLES: [&str; 3] = ["TENURE_TEST_MYSQL", "TENURE_TEST_PGBOUNCER", "TENURE_TEST_POSTGRES"];
+const VARIABLES: [&str; 8] = [
+    "TENURE_TEST_ETCD",
+    "TENURE_TEST_MONGODB",
+    "TENURE_TEST_MYSQL",
+    "TENURE_TEST_PGBOUNCER",
+    "TENURE_TEST_POSTGRES",
+    "TENURE_TEST_REDIS",
+    "TENURE_TEST_REDIS_QUORUM",
+    "TENURE_TEST_REDIS_REPLICATED",
+];
 
 #[test]
 fn its_servers_end_with_it() {
-    if skip("postgres", Postgres::TOOLS) || skip("postgres", PgBouncer::TOOLS) || skip("mysql", MariaDb::TOOLS) {
+    let stores = [
+        ("postgres", Postgres::TOOLS),
+        ("postgres", PgBouncer::TOOLS),
+        ("mysql", MariaDb::TOOLS),
+        ("mongodb", MongoDb::tools()),
+        ("redis", Redis::TOOLS),
+        ("etcd", Etcd::TOOLS),
+    ];
+    if stores.into_iter().any(|(store, tools)| skip(store, tools)) {
         return;
     }
     for (signal, in_order) in [(Signal::SIGTERM, true), (Signal::SIGKILL, false)] {
@@ -36,18 +53,18 @@ fn start() -> (Child, Vec<u16>) {
     let mut services =
         Command::new(env!("CARGO_BIN_EXE_xtask")).arg("services").stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(services.stdout.take().unwrap()).lines().take(VARIABLES.len());
-    let mut exports: Vec<(String, u16)> = lines.map(|line| variable_and_port(&line.unwrap())).collect();
+    let mut exports: Vec<(String, Vec<u16>)> = lines.map(|line| variable_and_ports(&line.unwrap())).collect();
     exports.sort();
     let (variables, ports): (Vec<_>, Vec<_>) = exports.into_iter().unzip();
     assert_eq!(variables, VARIABLES);
-    (services, ports)
+    (services, ports.concat())
 }
 
-/// Of `export VARIABLE=scheme://user@127.0.0.1:PORT/tenure`.
-fn variable_and_port(line: &str) -> (String, u16) {
+/// Of `export VARIABLE=scheme://user@127.0.0.1:PORT,127.0.0.1:PORT/tenure`.
+fn variable_and_ports(line: &str) -> (String, Vec<u16>) {
     let (variable, url) = line.strip_prefix("export ").unwrap().split_once('=').unwrap();
-    let port = url.split_once("@127.0.0.1:").unwrap().1.strip_suffix("/tenure").unwrap();
-    (variable.into(), port.parse().unwrap())
+    let number = |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap();
+    (variable.into(), url.split("127.0.0.1:").skip(1).map(number).collect())
 }
 
 fn is_open(port: u16) -> bool {
